@@ -76,4 +76,12 @@ GRAMMAR = (
         '        except NoAnswer:\n            return ""\n',
         "grammar/test_checking.py::test_a_grammar_that_takes_too_much_is_refused_for_good_and_the_next_one_checked",
     ),
+    Mutant(
+        "C16 a chunk that is not its prompt's last is sampled under no grammar",
+        "scheduler/grammars.py",
+        "            if req.id in self.living and stop == req.allocation.extend_target:\n",
+        "            if req.id in self.living:\n",
+        "scheduler/test_constraints.py"
+        "::test_constraints_of_a_step_are_those_of_last_chunks_and_of_decodes_with_their_drafts",
+    ),
 )

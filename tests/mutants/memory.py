@@ -620,4 +620,19 @@ MEMORY = (
         "        self._by_ticket.clear()",
         "scheduler/test_prefill_role.py::test_early_offers_that_were_dropped_are_not_in_the_way_of_later_ones_of_their_key",
     ),
+    Mutant(
+        "C18 windows of a hit that a prompt from elsewhere has left behind are locked no longer",
+        "memory/kinds/window/windows.py",
+        "            self.unlock_windows(self._rows.pages(row, left, min(first, num_pinned)))\n",
+        "",
+        "scheduler/test_decode_role.py"
+        "::test_c18_windows_of_a_hit_that_a_prompt_from_elsewhere_has_left_behind_may_be_evicted",
+    ),
+    Mutant(
+        "C8 ids of pictures are those of 32 bits",
+        "memory/pictures.py",
+        "END_OF_IDS: Final = 1 << 31",
+        "END_OF_IDS: Final = 1 << 32",
+        "memory/test_pictures.py::test_ids_of_pictures_end_with_those_of_32_bits",
+    ),
 )

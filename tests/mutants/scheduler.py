@@ -772,4 +772,11 @@ SCHEDULER = (
         "",
         "scheduler/test_pictures.py::test_tenant_is_charged_once_for_layers_that_are_computed_again",
     ),
+    Mutant(
+        "C27 tokens that find no memory are not sent",
+        "scheduler/output_processor.py",
+        "            self.updates.pop()\n",
+        "",
+        "scheduler/test_scheduler.py::test_tokens_that_find_no_memory_are_neither_appended_nor_sent",
+    ),
 )

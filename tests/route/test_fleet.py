@@ -114,7 +114,7 @@ def test_fleet_process_that_ends_with_the_fleet_is_not_started_again(monkeypatch
     assert (ends.server.num_starts, ends.lost) == (1, [])
 
 
-def test_fleet_process_that_does_not_end_in_5_s_is_killed(monkeypatch):
+def test_fleet_process_that_does_not_end_in_time_is_killed(monkeypatch):
     seen: list[str] = []
     monkeypatch.setattr(fleet, "time", SimpleNamespace(monotonic=lambda: 100.0))
 
