@@ -217,6 +217,33 @@ def test_sleeper_update_restarts_what_has_tokens_of_the_old_weights() -> None:
     assert {req.weight_version for req in (begun, waits)} == {1}
 
 
+def test_sleeper_each_transition_is_one_log_line_with_its_reason_or_its_result(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def logged() -> list[str]:
+        found = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return found
+
+    caplog.set_level("INFO", "forebay")
+    rig = Rig(wake_on_request=True, keep_prefix_cache=True)
+    assert rig.update() == ""
+    assert logged() == ["weights_updated version=1 path=/there"]
+    rig.memory.fails = EngineError("no room", code="no_room")
+    assert rig.update() == "no_room"
+    assert logged() == ['transition_failed reason="no room"']
+    rig.memory.fails = MemoryError("none")
+    assert rig.release(*TAGS) == ""
+    kept, asleep = logged()
+    assert kept.startswith('prefix_cache_not_kept reason="no room for the copies"')
+    assert asleep.startswith(f"asleep released={','.join(TAGS)} ")
+    rig.memory.fails = EngineError("still none")
+    rig.request()
+    rig.settle()
+    [failed] = logged()
+    assert failed.startswith('wake_failed reason="still none" effect="asleep as before"')
+
+
 def test_sleeper_request_that_waits_for_its_other_half_wakes() -> None:
     role = PrefillRole(DisaggregationOptions(mode=DisaggregationMode.PREFILL))
     rig = Rig(role, wake_on_request=True)

@@ -22,6 +22,28 @@ def announced(state: State = State.READY, at: float = 0.0) -> tuple[Records, Mem
     return found, one
 
 
+def test_membership_each_change_of_a_member_is_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    def logged() -> list[str]:
+        found = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return found
+
+    caplog.set_level("INFO", "forebay")
+    found = membership()
+    found.announce(announcement(1), 0.0)
+    [one] = found.all
+    found.announce(announcement(2), 1.0)
+    assert logged() == [f"member_announced role=both at={URL} state=ready"]
+    for _ in range(2):
+        found.checked(one, {"served_model_name": "it"}, one.num_downs)
+    assert logged() == [f"member_up role=both at={URL} model=it"]
+    for _ in range(2):
+        one.down("no answer")
+    assert logged() == [f'member_down role=both at={URL} why="no answer"']
+    found.announce(announcement(3, State.GONE), 2.0)
+    assert logged() == [f'member_removed role=both at={URL} why="it is gone"']
+
+
 def test_membership_lease_of_an_announced_member_ends_unless_it_is_renewed() -> None:
     found, one = announced()
     assert one.obstacle(LEASE_S - 0.1) == ""

@@ -58,6 +58,26 @@ def test_c22_session_is_lost_once():
         assert session_of(decode) is second
 
 
+def events(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The names of the events that were logged."""
+    return [record.getMessage().partition(" ")[0] for record in caplog.records]
+
+
+def test_session_is_one_log_line_at_each_side_when_it_begins_and_when_it_ends(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level("INFO", "forebay"), calm_world("tcp") as world:
+        offered(world)
+        assert sorted(events(caplog)) == ["decode_joined", "prefill_joined"]
+        assert any("transport=tcp" in record.getMessage() for record in caplog.records)
+        caplog.clear()
+        world._fault("cut")
+        session_of(world.decodes[0]).lose(frames.peer_lost("there", "cable"))
+        assert holds_within(world, lambda: not world.prefill.sessions, SILENCE_S)
+        lost = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert sorted(record.getMessage().partition(" ")[0] for record in lost) == ["decode_lost", "prefill_lost"]
+        assert all("code=peer_lost" in record.getMessage() for record in lost)
+        assert any("cable" in record.getMessage() for record in lost)
+
+
 def test_c22_connection_of_chunks_that_ends_ends_the_session():
     """At once, and not when the next chunk is missed."""
     with calm_world("tcp") as world:
@@ -86,7 +106,7 @@ def test_c33_remembered_epochs_are_bounded(monkeypatch):
         assert [*world.prefill.worker._stage._epochs] == [world.decodes[1].worker.instance]
 
 
-def test_c33_strangers_are_bounded_and_time_out(monkeypatch):
+def test_c33_strangers_are_bounded_and_time_out(monkeypatch, caplog):
     monkeypatch.setattr(prefill, "MAX_STRANGERS", 2)
     with calm_world("tcp") as world:
         guests = world.prefill.worker._stage._guests
@@ -96,6 +116,7 @@ def test_c33_strangers_are_bounded_and_time_out(monkeypatch):
         assert len(guests) == 2
         assert not holds_within(world, lambda: not guests, BOOTSTRAP_S - 1.0)
         assert holds_within(world, lambda: not guests, 1.5)
+    assert events(caplog).count("connection_refused") == 4
 
 
 @pytest.mark.parametrize("machine", ["here", "there"])
