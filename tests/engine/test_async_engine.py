@@ -133,7 +133,9 @@ def test_updates_that_outrun_their_reader_are_merged_and_none_is_lost() -> None:
     play(scene)
 
 
-def test_a_reader_that_falls_too_far_behind_is_cut_off_with_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_falls_too_far_behind_is_cut_off_with_a_typed_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(stream_module, "MAX_PENDING", 50)
 
     async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
@@ -147,6 +149,7 @@ def test_a_reader_that_falls_too_far_behind_is_cut_off_with_a_typed_error(monkey
         (last,) = await collect(slow)
         assert last.failure is not None
         assert last.failure.code == "slow_consumer"
+        assert f"slow_consumer_cut id={slow.request_id}" in caplog.messages
         assert (await collect(quick))[-1].finish is FinishReason.STOP
 
     play(scene)

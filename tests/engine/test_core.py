@@ -242,12 +242,15 @@ def test_a_fault_between_steps_costs_nobody(name: str, at: int, depth: int) -> N
     assert {i: client.tokens[i] for i in (1, 2, 3)} == {i: reference([1, i], 6) for i in (1, 2, 3)}
 
 
-def test_a_scheduler_that_always_fails_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_that_always_fails_ends_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     core, _ = fake_core()
     core.add(wanted(1, [1, 2]))
     monkeypatch.setattr(core.scheduler, "plan", _broken)
     with pytest.raises(EngineBroken, match="device on fire"):
         drain(core, Client())
+    assert set(caplog.messages) >= {"scheduling_failed request=unknown"}
 
 
 REFUSED = {
@@ -272,7 +275,7 @@ def test_what_can_never_be_served_is_refused_on_arrival(request_: AddRequest, co
     assert core.stats.counters["engine.refused"] == 1
 
 
-def test_a_fault_while_adding_fails_that_request_only() -> None:
+def test_a_fault_while_adding_fails_that_request_only(caplog: pytest.LogCaptureFixture) -> None:
     core, _ = fake_core()
     client = Client()
     fault.arm("engine.add", "memory", at=2)
@@ -280,6 +283,7 @@ def test_a_fault_while_adding_fails_that_request_only() -> None:
         client.take(core.add(wanted(i, [i, i])))
     drain(core, client)
     assert client.codes() == {1: None, 2: "out_of_memory", 3: None}
+    assert 'add_failed at="request 2"' in caplog.messages
     assert client.tokens[3] == reference([3, 3], 6)
 
 

@@ -19,10 +19,12 @@ from forebay.engine.frames import (
     AbortRequest,
     AddEndTokens,
     AddRequest,
+    CheckTransfers,
     FlushCache,
     FromEngine,
     GetState,
     GetTree,
+    LoadAdapter,
     Release,
     Resume,
     Shutdown,
@@ -196,13 +198,24 @@ def test_a_frame_over_the_cap_is_split(peer: Peer, monkeypatch: pytest.MonkeyPat
         assert tokens_of(frames, i) == reference([i, i + 1], 5)
 
 
-def test_shutdown_ends_the_loop_and_so_does_a_closed_channel(peer: Peer) -> None:
+def test_shutdown_ends_the_loop_and_so_does_a_closed_channel(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
     peer.say(add(1, [1, 2]), Shutdown())
     peer.loop.run()
     other = Peer()
     other.sock.close()
-    other.loop.run()
+    with caplog.at_level("INFO", "forebay"):
+        other.loop.run()
     other.close()
+    assert [record.getMessage().partition(" ")[0] for record in caplog.records] == ["peer_gone"]
+
+
+def test_loop_ignores_a_frame_for_a_part_that_the_engine_lacks_and_logs_its_type(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer.say(LoadAdapter(serial=1, name="a", path="/a"), CheckTransfers(serial=2, host="h", port=1), add(1, [1, 2]))
+    assert tokens_of(peer.work(), 1) == reference([1, 2], 5)
+    ignored = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert ignored == ["frame_ignored type=LoadAdapter", "frame_ignored type=CheckTransfers"]
 
 
 def test_what_is_no_frame_ends_the_loop_with_an_error(peer: Peer) -> None:
@@ -212,7 +225,9 @@ def test_what_is_no_frame_ends_the_loop_with_an_error(peer: Peer) -> None:
     assert peer.core.idle
 
 
-def test_pages_that_leaked_are_set_aside_once_the_engine_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_that_leaked_are_set_aside_once_the_engine_is_idle(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("forebay.engine.loop.loop.AUDIT_INTERVAL_S", 0.0)
     peer = Peer(changed(ledger=Ledger.COUNT))
     nobody = 77
@@ -223,6 +238,7 @@ def test_pages_that_leaked_are_set_aside_once_the_engine_is_idle(monkeypatch: py
     (state,) = (frame for frame in peer.work() if isinstance(frame, State))
     assert state.pools[0].quarantined == 2
     assert state.counters["leaked_pages"] == 2
+    assert 'pages_leaked pages=2 effect="quarantined until the next start"' in caplog.messages
     peer.close()
 
 
