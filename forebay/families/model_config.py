@@ -191,10 +191,9 @@ def config_of(
     if config.num_layers * config.num_experts > MAX_EXPERTS:
         layers = f"{config.num_layers} layers of {config.num_experts} experts"
         raise ModelError(f"{where}: {layers}; at most {MAX_EXPERTS} experts in all are possible")
-    ends, unused = config.eos_token_ids, unused_of_generation(fields)
+    ends = config.eos_token_ids
     if generation is not None:
         ends += generation.token_ids("eos_token_id", config.vocab_size)
-        unused += tuple(f"generation_config.{name}" for name in unused_of_generation(generation))
     packed = "quantization_config" in fields.unread  # by the family
     aliases = () if outer is None else outer.aliases
     packing = packing_of(fields.get("quantization_config"), where, aliases) if packed else in_blocks or config.packing
@@ -204,7 +203,7 @@ def config_of(
     return replace(
         config,
         eos_token_ids=tuple(dict.fromkeys(ends)),
-        unknown_options=(*unknown, *not_known, *unused),
+        unknown_options=(*unknown, *not_known, *unused_of_generation(fields, generation)),
         packing=packing,
         sampling=sampling,
         in_bfloat16=(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16") == "bfloat16",

@@ -44,14 +44,12 @@ _HARMLESS: Final = frozenset({
 
 # How to generate, as files of before generation_config.json have it: a request says these itself.
 _GENERATION: Final = frozenset({
-    "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
-    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id",
-    "forced_eos_token_id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups",
-    "num_beams", "num_return_sequences", "output_scores", "remove_invalid_values", "repetition_penalty",
-    "return_dict_in_generate", "suppress_tokens", "temperature", "top_k", "top_p", "typical_p",
+    "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "length_penalty", "max_length",
+    "num_beam_groups", "num_return_sequences", "output_scores", "remove_invalid_values", "repetition_penalty",
+    "return_dict_in_generate", "temperature", "top_k", "top_p",
 })  # fmt: skip
 
-# Those that change answers, with the values that change none.
+# The others: they change answers, unless they have one of these values.
 _CHANGES_ANSWERS: Final[dict[str, tuple[Any, ...]]] = {
     "bad_words_ids": ([],),
     "begin_suppress_tokens": ([],),
@@ -73,10 +71,18 @@ _CHANGES_ANSWERS: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 
-def unused_of_generation(fields: Fields) -> tuple[str, ...]:
-    """Return the names of the fields about generation that would change answers: requests are not given them."""
-    given = ((name, fields.get(name)) for name in _CHANGES_ANSWERS)
-    return tuple(name for name, value in given if value is not None and value not in _CHANGES_ANSWERS[name])
+def unused_of_generation(config: Fields, generation: Fields | None) -> tuple[str, ...]:
+    """Return the names of fields about generation that would change answers, in config.json and generation_config.json:
+    they are not applied to requests."""
+    unused = [name for name in _CHANGES_ANSWERS if _changes_answers(name, config)]
+    if generation is not None:
+        unused += [f"generation_config.{name}" for name in _CHANGES_ANSWERS if _changes_answers(name, generation)]
+    return tuple(unused)
+
+
+def _changes_answers(name: str, fields: Fields) -> bool:
+    value = fields.get(name)
+    return value is not None and value not in _CHANGES_ANSWERS[name]
 
 
 def unknown_options(fields: Fields, harmless: Collection[str]) -> tuple[str, ...]:
@@ -86,7 +92,7 @@ def unknown_options(fields: Fields, harmless: Collection[str]) -> tuple[str, ...
     """
     if not fields.flag("is_causal", default=True):
         raise fields.wrong("is_causal", "true: tokens are served as they come")
-    left = fields.unread - _HARMLESS - _GENERATION - set(harmless)
+    left = fields.unread - _HARMLESS - _GENERATION - _CHANGES_ANSWERS.keys() - set(harmless)
     for name in sorted(left & _NEUTRAL.keys()):
         value = fields.raw[name]
         # Python takes true for a 1.
