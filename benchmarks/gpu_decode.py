@@ -204,7 +204,7 @@ class Bench:
         decoding = 0
         while decoding < WARM_UP_STEPS:
             brought = sum(len(update.token_ids) for update in core.step())
-            decoding += brought == batch and len(core.scheduler.running) == batch
+            decoding += brought == batch and len(core.scheduler.queues.running) == batch
 
     def _run(self, core: EngineCore, watched: Watched) -> Figures:
         waited, start = watched.waited_s, time.perf_counter()

@@ -108,11 +108,11 @@ def timed(call: Callable[[], object]) -> float:
 def result(engine: Scheduler, plan: StepPlan, accepts: bool = True) -> StepResult:
     """Each request repeats its prompt of 20 tokens, so that drafts are right; or, with `accepts` False, none is."""
     if plan.width == 1 or plan.num_extends:
-        reqs = [req for req, samples in zip(engine.flights[-1].reqs, plan.sample_mask, strict=True) if samples]
+        reqs = [req for req, samples in zip(engine.queues.flights[-1].reqs, plan.sample_mask, strict=True) if samples]
         return StepResult(token_ids=[req.tokens[len(req.tokens) % 20] for req in reqs])
     ids: list[int] = []
     num_new: list[int] = []
-    for req, q_len in zip(engine.flights[-1].reqs, plan.q_lens.tolist(), strict=True):
+    for req, q_len in zip(engine.queues.flights[-1].reqs, plan.q_lens.tolist(), strict=True):
         num = q_len if accepts else 1
         period = req.tokens[:20]
         ids += [period[(len(req.tokens) + i) % 20] for i in range(num)] if accepts else tokens(1)
@@ -138,7 +138,7 @@ def fill(engine: Scheduler, num: int = RUNNING, prompt: int = 40, **more: object
     for i in range(num):
         namespace = f"{i % 1000}"
         add(engine, (tokens(20) * (prompt // 20 + 1))[:prompt], 100_000, namespace=namespace, **more)
-    while len(engine.running) < num:
+    while len(engine.queues.running) < num:
         step(engine)
 
 
@@ -192,7 +192,7 @@ def decoding(repeats: int) -> Iterator[Row]:
     began = timed(engine.flush_cache)
     slices = [began]
     while engine.flushing:
-        slices.append(timed(engine.go_on_flushing))
+        slices.append(timed(engine.continue_flush))
     yield Row(f"flush of 10 M tokens, each of {len(slices):,} slices", RUNNING, slices)
 
 
@@ -217,9 +217,9 @@ def ends(repeats: int) -> Iterator[Row]:
         add(engine, tokens(40), 10)
     commits = []
     while not engine.idle:
-        before = len(engine.running)
+        before = len(engine.queues.running)
         _, committed = step(engine)
-        if len(engine.running) < before and not engine.waiting:
+        if len(engine.queues.running) < before and not engine.queues.waiting:
             commits.append(committed)
     yield Row("commit in which 51 end", RUNNING - 51 * len(commits) // 2, commits)
 
@@ -257,7 +257,7 @@ def decode_role(repeats: int) -> Iterator[Row]:
         for i in range(PENDING)
     ]
     plans, offers = [], []
-    while engine.pending:
+    while engine.queues.pending:
         began = time.thread_time()
         plan = engine.plan(0.0)
         plans.append(time.thread_time() - began)

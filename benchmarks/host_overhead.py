@@ -103,7 +103,7 @@ def measure(num_running: int, depth: int, hybrid: bool) -> float:
         begin = time.perf_counter()
         encoder.encode(Updates.pack(core.step()))
         times.append(time.perf_counter() - begin)
-    assert core.scheduler.num_running == num_running
+    assert core.scheduler.queues.num_running == num_running
     return statistics.median(times[WARM_UP_STEPS:]) * 1e6
 
 

@@ -125,7 +125,7 @@ class Forebay:
             refused = self.core.add(AddRequest(request_id=self._next_id, prompt_token_ids=prompt, params=params))
             assert not refused, refused
             self._next_id += 1
-        while len(self.core.scheduler.running) < num_requests:
+        while len(self.core.scheduler.queues.running) < num_requests:
             self._step()
         self._step()
 
@@ -144,7 +144,7 @@ class Forebay:
     def memory(self) -> Memory:
         """Of one request: the state slots that the ledger books for it, live and tracking, and the pages of its row."""
         scheduler, config = self.core.scheduler, self.core.scheduler.config
-        batch = scheduler.running
+        batch = scheduler.queues.running
         states = next(kind for kind in scheduler.pools.kinds if kind.name == "state")
         num_slots = len(states.slots.held_by(batch.reqs[0].id))
         num_pages = ceil_div(int(batch.seq_lens_cpu[0]), config.page_size)

@@ -205,9 +205,9 @@ class RadixCache(RadixIndex):
 
     def flush(self) -> int:
         """Evict everything that is not pinned now, and forget that it was there, unless it was released; returns how
-        many pages. All at once: `begin_flush` and `go_on_flushing` do it in slices."""
+        many pages. All at once: `begin_flush` and `continue_flush` do it in slices."""
         count = self.begin_flush()
-        while self.go_on_flushing():
+        while self.continue_flush():
             pass
         return count
 
@@ -221,7 +221,7 @@ class RadixCache(RadixIndex):
     def flushing(self) -> bool:
         return self._flushes
 
-    def go_on_flushing(self) -> bool:
+    def continue_flush(self) -> bool:
         """Evict one slice of what is to be flushed; returns whether there is more."""
         if not self._flushes:
             return False

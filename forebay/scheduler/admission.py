@@ -200,8 +200,8 @@ class AdmissionPass:
                 self._does_not_fit(req, lacks_row=self._pools.scarce is not None)
             return None
         self._num_startable -= 1
-        if req.account is self._queues.way_for:
-            self._queues.way_for = None  # it has what it was owed
+        if req.account is self._queues.claimant:
+            self._queues.claimant = None  # it has what it was owed
         ahead = takewhile(lambda other: other is not req, self._candidates[req.account])
         # Who starts stays ahead of the others on trial, and counts as overtaken by them.
         overtaken = [other for other in ahead if self._under_test or other.held is None]
@@ -217,7 +217,7 @@ class AdmissionPass:
         returning = self._pools.deferred.is_freeing or bool(queues.finishing)
         queues.blocked = queues.blocked or Blocked(req, lacks_row, returning)
         self._unfit.setdefault(req.account, []).append(req)
-        if not self._num_startable or req.overtaken >= MAX_OVERTAKES or req.account is queues.way_for:
+        if not self._num_startable or req.overtaken >= MAX_OVERTAKES or req.account is queues.claimant:
             self._starts = False
 
     def _report(self, req: Request, match: Match) -> CacheReport:

@@ -35,7 +35,7 @@ from forebay.requests.transfers import (
 )
 from forebay.requests.updates import Failure, FinishReason
 from forebay.scheduler.early_offers import adapter_of
-from forebay.scheduler.handoff import ABORTED, ASLEEP, LOST, OpenTicket, Role, Scheduling
+from forebay.scheduler.handoff import ABORTED, ASLEEP, LOST, OpenTicket, Role
 from forebay.scheduler.queues import Line
 
 HANDOVERS_PER_PLAN: Final = 8
@@ -70,12 +70,8 @@ class DecodeRole(Role):
     def __init__(self, options: DisaggregationOptions, instance: str) -> None:
         super().__init__(options)
         self._instance = instance
-        self._arrived: Line  # once it knows the scheduler
+        self._arrived = Line()  # transferred, and not running yet
         self._fresh: set[Request] = set()  # who may have decoded nothing here yet
-
-    def bind(self, scheduler: Scheduling) -> None:
-        super().bind(scheduler)
-        self._arrived = Line()
 
     def _room(self, rendezvous: Rendezvous) -> object:
         return rendezvous.host, rendezvous.port, rendezvous.room
@@ -89,24 +85,24 @@ class DecodeRole(Role):
     def enqueue(self, req: Request, now: float) -> None:
         """One without another half is computed here."""
         if req.rendezvous is None:
-            self.scheduler.enqueue(req)
+            self.queues.enqueue(req)
             return
-        self.scheduler.join(req.account, self.scheduler.pending)
-        self.scheduler.wait_for_peer(req)
+        self.queues.join(req.account, self.queues.pending)
+        self.queues.wait_for_peer(req)
         self._rooms[self._room(req.rendezvous)] = req
 
     def ended(self, req: Request, failure: Failure | None) -> None:
-        if req in self.scheduler.pending:
+        if req in self.queues.pending:
             self._decline(req, failure or ABORTED)
         super().ended(req, failure)
         self._fresh.discard(req)
         if req in self._arrived:
             self._arrived.remove(req)
 
-    def rest(self) -> None:
-        super().rest()
-        for req in [*self.scheduler.pending] if self._rests else ():
-            self.scheduler.finish(req, FinishReason.ERROR, ASLEEP)
+    def drain(self) -> None:
+        super().drain()
+        for req in [*self.queues.pending] if self._rests else ():
+            self.outputs.finish(req, FinishReason.ERROR, ASLEEP)
 
     def _decline(self, req: Request, failure: Failure) -> None:
         """Prefill would wait for an offer until it took too long."""
@@ -121,29 +117,29 @@ class DecodeRole(Role):
     # -- running -----------------------------------------------------------------------------------------------------
 
     def before_plan(self, now: float) -> None:
-        if not self.scheduler.suspects.groups:  # nobody else runs while somebody is on trial
+        if not self.queues.suspects.groups:  # nobody else runs while somebody is on trial
             self._join()
             self._offer(now)
 
     def _join(self) -> None:
-        scheduler = self.scheduler
-        room = scheduler.config.max_running_requests - scheduler.num_running
+        queues = self.queues
+        room = queues.config.max_running_requests - queues.num_running
         joining: list[Request] = []
         while self._arrived.of and len(joining) < min(room, HANDOVERS_PER_PLAN):
             joining.append(self._arrived.first)
             self._arrived.remove(joining[-1])
         if not joining:
             return
-        rows = cast(DecodeReqToTokenPool, scheduler.pools.rows)
-        rows.alloc_running([req.allocation for req in joining], scheduler.num_running)
+        rows = cast(DecodeReqToTokenPool, queues.pools.rows)
+        rows.alloc_running([req.allocation for req in joining], queues.num_running)
         for req in joining:
             with blamed_on(req):
-                scheduler.memory.allocator.join(req)
-            scheduler.remove(req)
+                queues.memory.allocator.join(req)
+            queues.remove(req)
             req.move(Status.DECODING)
-        batch = ScheduleBatch(scheduler.pools.table)
+        batch = ScheduleBatch(queues.pools.table)
         batch.prepare_for_prebuilt(joining)
-        scheduler.running.merge_batch(batch)
+        queues.running.merge_batch(batch)
         self._fresh.update(joining)
 
     @property
@@ -161,23 +157,21 @@ class DecodeRole(Role):
         """Offer places for the first in rank, as long as there is room and no request waits that was here before. None
         are offered while memory of a request is yet to be copied to the host: steps keep their order, other engines
         write at any time."""
-        scheduler = self.scheduler
-        if scheduler.is_saving:
+        queues = self.queues
+        if queues.is_saving:
             return
         demand: _Demand | None = None
         for _ in range(HANDOVERS_PER_PLAN):
-            if scheduler.waiting or not (
-                scheduler.pending.of and scheduler.admits and scheduler.pools.rows.available_size()
-            ):
+            if queues.waiting or not (queues.pending.of and queues.admits and queues.pools.rows.available_size()):
                 return
-            req = scheduler.pending.first
+            req = queues.pending.first
             demand = demand or self._demand()
             with blamed_on(req):
                 if not self._pre_allocate(req, demand):
                     return
                 self._order(req, now)
             self._charge(req, now)
-            scheduler.transfer(req)
+            queues.transfer(req)
 
     def _charge(self, req: Request, now: float) -> None:
         """As where the prompt is computed, which is then not charged for once more, whatever becomes of it (C32)."""
@@ -189,7 +183,7 @@ class DecodeRole(Role):
 
     def _pre_allocate(self, req: Request, demand: _Demand) -> bool:
         """Give the request its places and add it to `demand`; False if there is no room."""
-        memory, page_size = self.scheduler.memory, self.scheduler.config.page_size
+        memory, page_size = self.queues.memory, self.queues.config.page_size
         match, pin = memory.prefixes.pin(req, memory.prefixes.match(req))
         if memory.pools.scarce or not self._has_room(req, pin.num_pages, demand):
             memory.prefixes.unpin(pin, match)
@@ -201,13 +195,13 @@ class DecodeRole(Role):
 
     def _demand(self) -> _Demand:
         """Sum up what the requests with memory need; once for all offers of a plan."""
-        scheduler, pools = self.scheduler, self.scheduler.pools
+        queues, pools = self.queues, self.queues.pools
         table, page_size, reserved = pools.table, pools.page_size, self._options.num_reserved_decode_tokens
         rows = np.flatnonzero(table.request_id != NO_OWNER)
         soon = footprint_ahead(table.kv_bound[rows], table.max_kv_len[rows], reserved, page_size, table.num_pages[rows])
-        arriving = as_ids([req.allocation.row for req in scheduler.transferring])
+        arriving = as_ids([req.allocation.row for req in queues.transferring])
         sizes = table.num_pages[arriving]
-        decoding = scheduler.running.req_pool_indices_cpu
+        decoding = queues.running.req_pool_indices_cpu
         rests = np.concatenate(
             [ceil_div(table.max_kv_len[arriving], page_size) - sizes, ceil_div(table.max_kv_len[decoding], page_size)]
         )
@@ -215,13 +209,13 @@ class DecodeRole(Role):
 
     def _pages_soon(self, req: Request, held_pages: int) -> int:
         """Return the pages that a request with its prompt and `held_pages` pages needs to go on for a while."""
-        reserved, page_size = self._options.num_reserved_decode_tokens, self.scheduler.pools.page_size
+        reserved, page_size = self._options.num_reserved_decode_tokens, self.queues.pools.page_size
         return int(footprint_ahead(req.num_prompt, req.max_kv_len, reserved, page_size, held_pages))
 
     def _has_room(self, req: Request, num_cached: int, demand: _Demand) -> bool:
         """Whether there are pages for the request and for what it and all others may soon need; and enough that each
         of the running requests could have all that it may ever need, whatever becomes of transfers."""
-        pools, page_size = self.scheduler.pools, self.scheduler.config.page_size
+        pools, page_size = self.queues.pools, self.queues.config.page_size
         if self._pages_soon(req, num_cached) + demand.soon > pools.available_pages:
             return False
         size = footprint(req.num_prompt, page_size)
@@ -230,7 +224,7 @@ class DecodeRole(Role):
 
     def _order(self, req: Request, now: float) -> None:
         (ticket, where), allocation = self._ticket(req), req.allocation
-        start = allocation.pin.num_pages * self.scheduler.config.page_size
+        start = allocation.pin.num_pages * self.queues.config.page_size
         offer = Offer(
             ticket=ticket,
             host=where.host,
@@ -238,8 +232,8 @@ class DecodeRole(Role):
             num_tokens=req.num_prompt,
             digest=digest_of(req.tokens),
             start=start,
-            spans=self.scheduler.pools.places(allocation, start, start),
-            weight_version=self.scheduler.weight_version,
+            spans=self.queues.pools.places(allocation, start, start),
+            weight_version=self.queues.weight_version,
             adapter=adapter_of(req),
         )
         deadline = now + self._options.lease_s
@@ -292,7 +286,7 @@ class DecodeRole(Role):
         req.allocation.kv_committed = req.num_prompt
         req.cache_report = tail.cache
         req.prompt_logprobs = (tail.prompt_logprobs or [])[1:]
-        self.scheduler.append(req, [tail.token_id], [tail.logprob], now)
+        self.outputs.append(req, [tail.token_id], [tail.logprob], now)
         if req.status is not Status.FINISHED:
             self._arrived.add(req)
 

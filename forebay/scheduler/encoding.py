@@ -80,7 +80,7 @@ def in_use(reqs: Iterable[Request]) -> set[Encoding]:
     return {its for req in reqs if req.pictures for its in req.pictures.encodings}
 
 
-def take_in(queues: Queues, req: Request, pictures: Sequence[Picture]) -> None:
+def attach_pictures(queues: Queues, req: Request, pictures: Sequence[Picture]) -> None:
     """Make the request a user of its pictures, and write their ids into its tokens. Raises RequestTooLarge and
     Overloaded."""
     known = queues.pools.pictures

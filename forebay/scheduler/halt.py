@@ -1,7 +1,7 @@
-"""How a scheduler comes to a halt, so that its memory can be released or its weights changed, and goes on.
+"""Halting a scheduler, so that its memory can be released or its weights changed, and resuming it.
 
-Nobody starts any more, steps in flight land, and who runs finishes, is retracted or ends. Then nothing is in flight,
-nobody holds anything, and copies that are to outlast it are in host memory.
+During a halt no request is admitted and steps in flight complete. Running requests finish, are retracted or are
+aborted. Then no step is in flight, no request holds memory, and copies that must survive are in host memory.
 """
 
 from __future__ import annotations
@@ -23,64 +23,66 @@ class Mode(StrEnum):
     """The treatment of running requests at a halt."""
 
     WAIT = "wait"  # they finish
-    RETRACT = "retract"  # they wait with their tokens, and go on later
+    RETRACT = "retract"  # they wait with their tokens, and are resumed later
     ABORT = "abort"  # they end with an error
 
 
 class Halt:
-    """One scheduler's way to a halt: `plan` instead of the scheduler's own until it is `done`. Who waits, waits;
-    requests are taken as ever."""
+    """The halt of one scheduler: call `plan` instead of the scheduler's own until it is `done`. New requests are still
+    queued, and waiting requests wait."""
 
     def __init__(self, scheduler: Scheduler, mode: Mode) -> None:
-        self._scheduler, self.mode = scheduler, mode
-        scheduler.admits = False
-        scheduler.handoff.rest()
+        self._scheduler, self._queues, self.mode = scheduler, scheduler.queues, mode
+        self._queues.admits = False
+        scheduler.handoff.drain()
 
     @property
     def done(self) -> bool:
         """True once nothing runs, is in flight, is transferred or written to the cache."""
-        s = self._scheduler
-        return not (s.num_running or s.flights or s.transferring or s.handoff.num_open or s.pools.draft.saves)
+        queues = self._queues
+        active = queues.num_running or queues.flights or queues.transferring
+        return not (active or self._scheduler.handoff.num_open or queues.pools.draft.saves)
 
     def plan(self, now: float, width: int = 1, mixed_limit: int = NO_LIMIT) -> StepPlan | None:
-        """The next step on the way; None where the next thing is a commit, or `done`."""
-        s = self._scheduler
-        s.handoff.rest()
+        """Decide the next step of the halt, or return None if a commit must come first, or if it is `done`."""
+        queues = self._queues
+        self._scheduler.handoff.drain()
         if self.mode is Mode.WAIT:
-            if (plan := s.plan(now, width, mixed_limit)) is not None:
+            if (plan := self._scheduler.plan(now, width, mixed_limit)) is not None:
                 return plan
-        elif s.flights:
+        elif queues.flights:
             return None
         else:
-            self._clear_out()
-        if s.num_running or s.flights or not s.pools.draft.saves:
+            self._end_running()
+        if queues.num_running or queues.flights or not queues.pools.draft.saves:
             return None
-        plan = s.memory.launch(NO_IDS, [])  # of nobody: what leaves is copied to the host
-        s.flights.append(Flight(plan, []))
+        plan = queues.memory.launch(NO_IDS, [])  # without requests: it copies retracted memory to the host
+        queues.flights.append(Flight(plan, []))
         return plan
 
-    def _clear_out(self) -> None:
-        s = self._scheduler
+    def _end_running(self) -> None:
+        """Abort or retract all requests that run or are being transferred."""
+        queues, finish = self._queues, self._scheduler.outputs.finish
         stopped = Unavailable("the engine was told to stop what it was at: send it again", code="aborted")
-        for req in [*s.running.reqs, *s.extending, *s.transferring]:
+        for req in [*queues.running.reqs, *queues.extending, *queues.transferring]:
             if self.mode is Mode.ABORT:
-                s.finish(req, FinishReason.ERROR, Failure.of(stopped))
+                finish(req, FinishReason.ERROR, Failure.of(stopped))
             elif req.status is Status.TRANSFERRING:
-                s.finish(req, FinishReason.ERROR, ASLEEP)
+                finish(req, FinishReason.ERROR, ASLEEP)
             else:
-                s.suspend(req)
+                self._scheduler.preemption.suspend(req)
 
 
-def go_on(scheduler: Scheduler, now: float) -> None:
-    """Requests start again. The time in which none could is no delay of theirs."""
-    scheduler.admits = True
-    for req in scheduler.waiting:
+def resume(scheduler: Scheduler, now: float) -> None:
+    """Admit requests again. The time of the halt does not count towards their stall time-out."""
+    scheduler.queues.admits = True
+    for req in scheduler.queues.waiting:
         req.last_progress = now
-    scheduler.handoff.go_on()
+    scheduler.handoff.resume()
 
 
 def forget_caches(scheduler: Scheduler) -> None:
-    """After a halt: the device's caches are gone, and everything is as after `clear`. What the host has stays (C25)."""
+    """Reset all pools after a halt, because the caches on the device are released. Copies on the host stay (C25)."""
     scheduler.memory.clear([], committed=scheduler.pools.steps.committed, released=True)
 
 
@@ -93,18 +95,19 @@ def keep_cached(scheduler: Scheduler) -> dict[str, Ids]:
 
 
 def weights_changed(scheduler: Scheduler, version: int) -> None:
-    """After a halt: all that was computed with other weights counts for nothing. Who has had tokens of theirs begins
-    again from the prompt and is told so: no answer mixes two versions."""
-    scheduler.weight_version, scheduler.suspects = version, Suspects()
+    """After a halt: drop all that was computed with other weights. A request that has output restarts from its prompt,
+    and its client gets an update that says so: no answer mixes two versions."""
+    queues = scheduler.queues
+    queues.weight_version, queues.suspects = version, Suspects()
     scheduler.memory.clear([])
-    for req in (*scheduler.pending, *scheduler.waiting):
+    for req in (*queues.pending, *queues.waiting):
         if req.num_output:
             if scheduler.proposer:
                 scheduler.proposer.ended(req)
             if req.params.grammar:
                 scheduler.constraints.begin(req)
-            scheduler.num_waiting_tokens -= req.num_output
+            queues.num_waiting_tokens -= req.num_output
             del req.tokens[req.num_prompt :]
-            scheduler.updates.append(Update(req.id, [], restarted=True))
+            scheduler.outputs.updates.append(Update(req.id, [], restarted=True))
         req.compute_with(version)
         req.cache_report = None

@@ -15,23 +15,18 @@ from typing import Final, Protocol
 import numpy as np
 
 from forebay.base.errors import EngineError, ForebayError, InvalidRequest, Unavailable
-from forebay.config.engine_config import DisaggregationOptions, SchedulerConfig
+from forebay.config.engine_config import DisaggregationOptions
 from forebay.memory.holding import footprint
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import MISSES
 from forebay.memory.slots import Ids
-from forebay.requests.account import Account
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Closed, Event, Order, Rendezvous, Span, Ticket, Withdraw
 from forebay.requests.updates import Failure, FinishReason, Update
 from forebay.scheduler.memory.deferred import TransferSlots
-from forebay.scheduler.memory.engine_memory import EngineMemory
-from forebay.scheduler.memory.pools import Pools
-from forebay.scheduler.queues import Line
-from forebay.scheduler.suspects import Suspects
+from forebay.scheduler.queues import Queues
 
 ABORTED: Final = Failure.of(EngineError("the request was aborted by its client", code="aborted"))
 ASLEEP: Final = Failure.of(
@@ -41,52 +36,18 @@ _ASIDE: Final = 1 << 62  # no request's id
 LOST: Final = Failure.of(EngineError("the transfer ended before all had been written", code="transfer_lost"))
 
 
-class Scheduling(Protocol):
-    """The scheduler, as far as roles know it."""
+class Outputs(Protocol):
+    """The output processor, as far as roles use it."""
 
-    config: SchedulerConfig
-    memory: EngineMemory
-    pools: Pools
-    requests: dict[int, Request]
-    handoff: Handoff
-    pending: Line
-    waiting: Line
-    transferring: list[Request]
-    running: ScheduleBatch
-    suspects: Suspects
     updates: list[Update]
-    num_waiting_tokens: int
-    admits: bool
-    weight_version: int
-
-    @property
-    def num_running(self) -> int: ...
-
-    @property
-    def is_saving(self) -> bool: ...
-
-    def enqueue(self, req: Request) -> None:
-        """Add a request to the waiting queue, in the order of its rank."""
-
-    def join(self, account: Account, line: Line) -> None:
-        """Give an account that enters a queue its place in the fair order."""
-
-    def wait_for_peer(self, req: Request) -> None:
-        """Move a new request to PENDING, where it holds no memory."""
-
-    def transfer(self, req: Request) -> None:
-        """Move a request to TRANSFERRING: its memory stays allocated, and no step includes it."""
-
-    def remove(self, req: Request) -> None:
-        """Remove a request from its queue or batch."""
 
     def append(self, req: Request, tokens: list[int], logprobs: list[TokenLogprob | None] | None, now: float) -> int:
-        """Append sampled tokens, emit the update, and return how many tokens the request took before it ended."""
+        """Append sampled tokens, record the update, and return how many tokens the request took before it ended."""
 
     def finish(
         self, req: Request, reason: FinishReason, failure: Failure | None = None, update: Update | None = None
     ) -> None:
-        """End the request, free what it holds, and emit its last update."""
+        """End the request, free what it holds, and record its last update."""
 
 
 @dataclass(slots=True, eq=False)
@@ -131,16 +92,17 @@ class Handoff:
     """The role of an engine that computes whole requests. What others do differently they say. With `wakes` a request
     wakes an engine that is asleep, so its other half waits, too."""
 
-    scheduler: Scheduling
+    queues: Queues
+    outputs: Outputs
     wakes = False
 
     def __init__(self) -> None:
         self._tickets: dict[Ticket, OpenTicket] = {}  # those that are not closed
         self._orders: list[Order] = []
 
-    def bind(self, scheduler: Scheduling) -> None:
-        """To be called once, before anything else."""
-        self.scheduler = scheduler
+    def bind(self, queues: Queues, outputs: Outputs) -> None:
+        """Set the queues and outputs of the scheduler; to be called once, before anything else."""
+        self.queues, self.outputs = queues, outputs
 
     # -- what the scheduler tells ---------------------------------------------------------------------------------
 
@@ -149,7 +111,7 @@ class Handoff:
 
     def enqueue(self, req: Request, now: float) -> None:
         """Place a new request: into the waiting queue, or where the role lets it wait for its other half."""
-        self.scheduler.enqueue(req)
+        self.queues.enqueue(req)
 
     def before_plan(self, now: float) -> None:
         """A step is about to be planned, and somebody is pending or transferring."""
@@ -167,8 +129,8 @@ class Handoff:
     def computed(self, req: Request) -> None:
         """A step has committed that computed some of a prompt with another half, and the cache has adopted of it."""
 
-    def keeps(self, req: Request, reason: FinishReason, update: Update | None) -> bool:
-        """Whether a request that is about to end goes on instead: its end will be told later."""
+    def defer_end(self, req: Request, reason: FinishReason, update: Update | None) -> bool:
+        """Return whether the end of this request is deferred: the role records it once the transfer has completed."""
         return False
 
     def ended(self, req: Request, failure: Failure | None) -> None:
@@ -181,11 +143,11 @@ class Handoff:
     def expire(self, now: float) -> None:
         """Forget what nobody has come for."""
 
-    def rest(self) -> None:
+    def drain(self) -> None:
         """Nobody is admitted any more, so that memory can be released or weights can change: what could not come to its
         end before ends. To be called before each step until nothing runs."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Requests are admitted again."""
 
     def start_over(self, *, cleared: bool) -> None:
@@ -237,7 +199,7 @@ class Handoff:
     def _close(self, open_ticket: OpenTicket, now: float) -> None:
         del self._tickets[open_ticket.ticket]
         open_ticket.is_open = True
-        self.scheduler.pools.deferred.drain()
+        self.queues.pools.deferred.drain()
 
     def _withdraw(self, ticket: Ticket, failure: Failure) -> None:
         self._orders.append(Withdraw(ticket, failure))
@@ -246,7 +208,7 @@ class Handoff:
         """Fail a ticket that cannot be completed, and its request."""
         open_ticket.settled = True
         if open_ticket.req:
-            self.scheduler.finish(open_ticket.req, FinishReason.ERROR, failure)
+            self.outputs.finish(open_ticket.req, FinishReason.ERROR, failure)
 
 
 class Role(Handoff, ABC):
@@ -283,15 +245,15 @@ class Role(Handoff, ABC):
             if not open_ticket.settled:
                 self._withdraw(open_ticket.ticket, failure or ABORTED)
 
-    def rest(self) -> None:
+    def drain(self) -> None:
         """End the requests that wait with an open ticket, since they would keep it for as long as they wait."""
-        for req in [req for req in self.scheduler.waiting if req.id in self._of]:
-            self.scheduler.finish(req, FinishReason.ERROR, ASLEEP)
+        for req in [req for req in self.queues.waiting if req.id in self._of]:
+            self.outputs.finish(req, FinishReason.ERROR, ASLEEP)
 
     @property
     def _rests(self) -> bool:
         """Whether who comes with another half must go elsewhere."""
-        return not (self.scheduler.admits or self.wakes)
+        return not (self.queues.admits or self.wakes)
 
     def _begin(self, open_ticket: OpenTicket, req: Request) -> None:
         self._tickets[open_ticket.ticket] = self._of[req.id] = open_ticket
@@ -301,13 +263,13 @@ class Role(Handoff, ABC):
     @property
     def most_tokens(self) -> int:
         """How long a request could be that came now."""
-        pools, config = self.scheduler.pools, self.scheduler.config
+        pools, config = self.queues.pools, self.queues.config
         return min(pools.available_pages * config.page_size, config.context_length)
 
     def set_aside(self, ticket: Ticket, num_tokens: int) -> dict[str, Span]:
         """Places for all that layers keep of so many tokens, out of use until the ticket is closed. Raises Unavailable
         where there are none."""
-        memory, pools = self.scheduler.memory, self.scheduler.pools
+        memory, pools = self.queues.memory, self.queues.pools
         if pools.scarce or not pools.rows.available_size() or not 0 < num_tokens <= self.most_tokens:
             raise Unavailable(
                 f"there is no room for {num_tokens} tokens beside what runs, at most {self.most_tokens}", code="no_room"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress, islice
 
 import numpy as np
 
-from forebay.config.engine_config import SchedulerConfig
+from forebay.base.errors import ForebayError, NumericalError
 from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepResult, TokenLogprob
 from forebay.requests.updates import Failure, FinishReason, MemoryReport, Update
-from forebay.scheduler.encoding import release_pictures, without_pictures
-from forebay.scheduler.grammars import Constraints, Grammars
+from forebay.scheduler.encoding import forget_pictures, release_pictures, without_pictures
 from forebay.scheduler.handoff import Handoff
+from forebay.scheduler.limits import nothing_may_follow
 from forebay.scheduler.proposer import Proposer
 from forebay.scheduler.queues import Flight, Queues
 
@@ -21,27 +21,29 @@ Sampled = tuple[Request, list[int], list[TokenLogprob | None] | None]
 """A request, the tokens that a step sampled for it, and their log-probabilities if any were requested."""
 
 
-class OutputProcessor(Queues):
-    """Appends sampled tokens to requests, ends requests and records `updates`, in order, until they are taken.
+class OutputProcessor:
+    """Appends sampled tokens to the requests of `queues`, ends requests and records `updates`, in order, until they are
+    taken.
 
     `proposer` and `handoff` are notified when a request ends.
     """
 
-    def __init__(
-        self, config: SchedulerConfig, proposer: Proposer | None, handoff: Handoff, grammars: Grammars | None
-    ) -> None:
-        super().__init__(config, Constraints(grammars))
-        self.proposer, self.handoff = proposer, handoff
+    def __init__(self, queues: Queues, proposer: Proposer | None, handoff: Handoff) -> None:
+        self.queues, self.proposer, self.handoff = queues, proposer, handoff
+        self.memory, self.pools, self.counters = queues.memory, queues.pools, queues.counters
         self.updates: list[Update] = []
-        handoff.bind(self)
 
     def take_updates(self) -> list[Update]:
         """Return the updates recorded since the last call, also those of calls that raised."""
         updates, self.updates = self.updates, []
         return updates
 
-    def _take_tokens(self, sampled: list[Sampled], now: float) -> None:
-        """Append each request's tokens; drop those of requests that ended while the step was in flight."""
+    def last_update(self, req: Request) -> Update | None:
+        """Return the request's latest update that has not been taken, None for none."""
+        return next((update for update in reversed(self.updates) if update.request_id == req.id), None)
+
+    def take_tokens(self, sampled: list[Sampled], now: float) -> None:
+        """Append the tokens of each request, but for requests that ended while the step was in flight."""
         num_generated, num_updated = 0, 0
         for req, own, entries in sampled:
             if req.status is not Status.FINISHED:
@@ -50,7 +52,7 @@ class OutputProcessor(Queues):
         self.counters["generated_tokens"] += num_generated
         self.counters["accepted_tokens"] += num_generated - num_updated
 
-    def _count_partly_accepted(self, flight: Flight, num_new: list[int]) -> None:
+    def count_partly_accepted(self, flight: Flight, num_new: list[int]) -> None:
         """Count the sequences whose step kept a draft token and rejected a later one. A prompt's last chunk samples one
         token, so that it is never counted."""
         sampled = np.flatnonzero(flight.plan.sample_mask)
@@ -60,8 +62,8 @@ class OutputProcessor(Queues):
             flight.reqs[index].num_partly_accepted += 1
         self.counters["partly_accepted_drafts"] += len(partly)
 
-    def _take_vectors(self, flight: Flight, vectors: Mapping[int, bytes]) -> None:
-        """End the pooled prompts of the step with their vectors, given by index in the step; retracted ones, too."""
+    def take_vectors(self, flight: Flight, vectors: Mapping[int, bytes]) -> None:
+        """End the pooled prompts of the step, retracted ones included, with their vectors by index in the step."""
         for index, vector in vectors.items():
             req = flight.reqs[index]
             if req.status is not Status.FINISHED:
@@ -73,19 +75,16 @@ class OutputProcessor(Queues):
         """Append tokens to the request and to its update, up to the one that ends it, and return their number.
 
         If memory runs out, neither is changed, so that no token is sent twice: what allocates comes first."""
-        left, end, ended = req.max_kv_len + 1 - len(req.tokens), 0, False
+        num_allowed, num_taken, ended = req.max_kv_len + 1 - len(req.tokens), 0, False
         for token in tokens:
-            end += 1
-            if ended := (token in req.stop_ids or end == left):
-                tokens = tokens[:end]
+            num_taken += 1
+            if ended := (token in req.stop_ids or num_taken == num_allowed):
+                tokens = tokens[:num_taken]
                 break
-        requested = [entry for entry in logprobs[:end] if entry] if logprobs else None
+        requested = list(filter(None, logprobs[:num_taken])) if logprobs else []
         update = Update(req.id, tokens, logprobs=requested or None)
         if not req.num_output:
-            update.cache, update.weight_version = req.cache_report, req.weight_version
-            if req.params.prompt_logprobs >= 0:
-                entries = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
-                update.prompt_logprobs = without_pictures(self.pools, req, entries)
+            self._report_prompt(req, update)
         self.updates.append(update)
         try:
             req.tokens.fromlist(tokens)  # all or none
@@ -93,26 +92,56 @@ class OutputProcessor(Queues):
             self.updates.pop()
             raise
         account = req.account
-        account.generated_tokens += end
-        account.service += end / account.weight
+        account.generated_tokens += num_taken
+        account.service += num_taken / account.weight
         req.last_progress = now
         if req.prompt_logprobs:
             req.prompt_logprobs = []
         if req.status is Status.WAITING:
-            self.num_waiting_tokens += end
-        if ended and tokens[-1] in req.stop_ids:
-            update.matched_stop = tokens[-1]
+            self.queues.num_waiting_tokens += num_taken
+        if ended:
+            self._finish_generated(req, update)
+        return num_taken
+
+    def _report_prompt(self, req: Request, update: Update) -> None:
+        """Write into a request's first update what its client learns of its prompt."""
+        update.cache, update.weight_version = req.cache_report, req.weight_version
+        if req.params.prompt_logprobs >= 0:
+            entries = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
+            update.prompt_logprobs = without_pictures(self.pools, req, entries)
+
+    def _finish_generated(self, req: Request, update: Update) -> None:
+        """End a request with its last token, which is in `update`: a stop token, or the one at its length limit."""
+        last = update.token_ids[-1]
+        if last in req.stop_ids:
+            update.matched_stop = last
             self.finish(req, FinishReason.STOP, update=update)
-        elif ended:
+        else:
             self.finish(req, FinishReason.LENGTH, update=update)
-        return end
+
+    def end_failed(self, failed: Sequence[Request], sampled: list[Sampled], now: float) -> None:
+        """End the requests of a step for which a value was not finite, as if aborted: nothing of the step is kept.
+
+        The tokens before that value count, and if one of them is a request's last, it ends as without draft tokens."""
+        forget_pictures(self.pools, failed)
+        before = [(req, own[:-1], logs) for req, own, logs in sampled if len(own) > 1 and req in failed]
+        self.take_tokens(before, now)
+        for req in failed:
+            if req.status is not Status.FINISHED:
+                error = self.queues.constraints.error(req) or nothing_may_follow(req) or _not_finite(req)
+                self.finish(req, FinishReason.ERROR, Failure.of(error))
+
+    def finish_each(self, ends: Iterable[tuple[Request, ForebayError]]) -> None:
+        """End requests, each with its error."""
+        for req, error in ends:
+            self.finish(req, FinishReason.ERROR, Failure.of(error))
 
     def finish(
         self, req: Request, reason: FinishReason, failure: Failure | None = None, update: Update | None = None
     ) -> None:
-        """End a request: release all that it holds, and record the reason in its last update. The update is recorded
-        first, so that an error while releasing does not swallow it."""
-        if self.handoff.keeps(req, reason, update):
+        """End a request: release all that it holds, and record the reason in its last update, unless its role defers
+        that. The update is recorded first, so that an error while releasing does not swallow it."""
+        if self.handoff.defer_end(req, reason, update):
             return
         if update is None:
             update = Update(req.id, [], cache=req.cache_report)
@@ -120,8 +149,8 @@ class OutputProcessor(Queues):
         update.finish, update.failure = reason, failure
         was = req.status
         req.move(Status.FINISHED)
-        del self.requests[req.id]
-        self.room.leave(req.tenant)
+        del self.queues.requests[req.id]
+        self.queues.room.leave(req.tenant)
         self.pools.adapters.leave(req.adapter)
         if req.pictures is not None:
             release_pictures(self.pools, req)
@@ -129,24 +158,24 @@ class OutputProcessor(Queues):
         if self.proposer:
             self.proposer.ended(req)
         if req.params.grammar:
-            self.constraints.ended(req)
-        if self.suspects.groups:
-            self.suspects.clear(req)
+            self.queues.constraints.ended(req)
+        if self.queues.suspects.groups:
+            self.queues.suspects.clear(req)
         self.handoff.ended(req, failure)
-        self.remove(req, was)
+        self.queues.remove(req, was)
         update.num_partly_accepted = req.num_partly_accepted
-        update.memory = self._let_go(req, was, failed=reason is FinishReason.ERROR)
+        update.memory = self._release(req, was, failed=reason is FinishReason.ERROR)
 
-    def _let_go(self, req: Request, was: Status, *, failed: bool) -> MemoryReport | None:
-        """Release all that a request holds, now or when its steps in flight have landed, and return the report of its
-        memory."""
+    def _release(self, req: Request, was: Status, *, failed: bool) -> MemoryReport | None:
+        """Release all that a request holds, now or when its steps in flight have committed. Return the report of its
+        memory, None if it has nothing to report."""
         held, checkpoints = req.held, []
         if held is None:
             self.memory.host_copies.drop(req.id, self.pools.draft)
         elif not failed and was is not Status.TRANSFERRING and self.memory.prefixes.is_finishing(req):
             checkpoints = [*self.memory.prefixes.checkpoints(held.pin), held.kv_bound]
             self.pools.table.move_out(held.row)
-            self.finishing.append(req)
+            self.queues.finishing.append(req)
         else:
             self.memory.allocator.release(req, None if failed else held.kv_committed)
             checkpoints = self.memory.prefixes.checkpoints(held.pin)
@@ -173,3 +202,10 @@ def charge_step(cost: float, sampled: Sequence[Sampled], flight: Flight, result:
         part = cost / len(accounts)
         account.step_tokens += part
         account.service += part / account.weight
+
+
+def _not_finite(req: Request) -> NumericalError:
+    return NumericalError(
+        f"what the model computed after at most {len(req.tokens)} tokens of this request was not finite (NaN or "
+        "infinite); other requests are not affected: check the checkpoint, or try --dtype float32"
+    )

@@ -77,12 +77,12 @@ class PrefillRole(Role):
     def enqueue(self, req: Request, now: float) -> None:
         """Put a request without a rendezvous into the waiting queue; others wait for the offer of a decode engine."""
         if req.rendezvous is None:
-            self.scheduler.enqueue(req)
+            self.queues.enqueue(req)
             return
-        self.scheduler.wait_for_peer(req)
+        self.queues.wait_for_peer(req)
         self._rooms[room_of(req).room] = req
         self._unheard.add(req)
-        if self.scheduler.admits:
+        if self.queues.admits:
             self._find_offer(req)
 
     def _find_offer(self, req: Request) -> None:
@@ -94,20 +94,20 @@ class PrefillRole(Role):
         adapter."""
         self._unheard.discard(req)
         if offered.declined:
-            self.scheduler.finish(req, FinishReason.ERROR, offered.declined)
+            self.outputs.finish(req, FinishReason.ERROR, offered.declined)
             return
-        if offered.weight_version != self.scheduler.weight_version:
-            self._refuse(offered, req, _other_weights(self.scheduler.weight_version, offered.weight_version))
+        if offered.weight_version != self.queues.weight_version:
+            self._refuse(offered, req, _other_weights(self.queues.weight_version, offered.weight_version))
             return
         if offered.adapter != adapter_of(req):
             self._refuse(offered, req, _other_adapter(str(adapter_of(req)), offered.adapter))
             return
-        page_size = self.scheduler.config.page_size
+        page_size = self.queues.config.page_size
         start = offered.start // page_size * page_size
         self._begin(_Sending(offered.ticket, req, start=start, next=start), req)
-        self.scheduler.remove(req)
+        self.queues.remove(req)
         req.move(Status.WAITING)
-        self.scheduler.enqueue(req)
+        self.queues.enqueue(req)
 
     def ended(self, req: Request, failure: Failure | None) -> None:
         """Answer or remember the other half of an ended request. An offer that was kept would be taken for the next
@@ -120,33 +120,33 @@ class PrefillRole(Role):
         if offered := self._early.take(key_of_request(req)):
             self._answer(offered, why)
             return
-        if len(self._over) >= most_requests(self.scheduler.config):
+        if len(self._over) >= most_requests(self.queues.config):
             del self._over[next(iter(self._over))]
         self._over[key_of_request(req)] = why, req.arrival + 2 * self._options.bootstrap_timeout_s
 
     def computed(self, req: Request) -> None:
         if sending := self._sending(req):
-            held, page_size = req.allocation, self.scheduler.config.page_size
+            held, page_size = req.allocation, self.queues.config.page_size
             stop = held.kv_committed // page_size * page_size
             if stop > sending.next:
                 held.ticket = sending
-                self._send(Send(ticket=sending.ticket, spans=self.scheduler.pools.kv_places(held, sending.next, stop)))
+                self._send(Send(ticket=sending.ticket, spans=self.queues.pools.kv_places(held, sending.next, stop)))
                 sending.next = stop
 
-    def keeps(self, req: Request, reason: FinishReason, update: Update | None) -> bool:
+    def defer_end(self, req: Request, reason: FinishReason, update: Update | None) -> bool:
         """Send the request's first token, which is the tail of the transfer."""
         sending = self._sending(req)
         if sending is None or sending.settled or update is None or reason in (FinishReason.ABORT, FinishReason.ERROR):
             return False
-        told = self.scheduler.updates.pop()
+        told = self.outputs.updates.pop()
         assert told is update, f"{told} was told behind {update}"
         if req.held is None:  # it gave way while its last chunk was computed, and what that wrote is gone
             req.tokens.pop()
-            self.scheduler.num_waiting_tokens -= 1
+            self.queues.num_waiting_tokens -= 1
             return True
-        held, memory = req.allocation, self.scheduler.memory
+        held, memory = req.allocation, self.queues.memory
         sending.deadline = req.last_progress + self._options.lease_s
-        self.scheduler.transfer(req)
+        self.queues.transfer(req)
         memory.prefixes.adopt(req, req.num_prompt, last=True)
         held.ticket, sending.whole = sending, True
         sending.update, sending.reason = update, reason
@@ -200,13 +200,13 @@ class PrefillRole(Role):
             self._refuse(offered, req, ASLEEP)
             return
         name = offered.adapter.name
-        if name and not (req or name in self.scheduler.pools.adapters):  # no request can name it here
+        if name and not (req or name in self.queues.pools.adapters):  # no request can name it here
             self._answer(offered, _no_adapter(name))
             return
-        if req and (self.scheduler.admits or offered.declined):
+        if req and (self.queues.admits or offered.declined):
             self._match(offered, req)
             return
-        if len(self._early) >= most_requests(self.scheduler.config):
+        if len(self._early) >= most_requests(self.queues.config):
             self._turn_down(self._early.take_oldest())
         self._early.add(offered, now + self._options.bootstrap_timeout_s)
 
@@ -214,7 +214,7 @@ class PrefillRole(Role):
         self._answer(offered, why)
         if req:
             self._unheard.discard(req)
-            self.scheduler.finish(req, FinishReason.ERROR, why)
+            self.outputs.finish(req, FinishReason.ERROR, why)
 
     def _turn_down(self, offered: Offered | None) -> None:
         if offered is None:
@@ -232,8 +232,8 @@ class PrefillRole(Role):
             self._fail(sending, Failure.of(EngineError("decode has all before all was sent", code="transfer_lost")))
             return
         sending.settled = True
-        self.scheduler.updates.append(sending.update)
-        self.scheduler.finish(req, sending.reason, update=sending.update)
+        self.outputs.updates.append(sending.update)
+        self.outputs.finish(req, sending.reason, update=sending.update)
 
     def _close(self, open_ticket: OpenTicket, now: float) -> None:
         super()._close(open_ticket, now)
@@ -261,8 +261,8 @@ class PrefillRole(Role):
 
     # -- asleep ------------------------------------------------------------------------------------------------------
 
-    def rest(self) -> None:
-        super().rest()
+    def drain(self) -> None:
+        super().drain()
         if self._rests and not self._refuses:
             self._refuses = True
             self._orders.append(Rest(asleep=True))
@@ -270,11 +270,11 @@ class PrefillRole(Role):
                 self._refuse(offered, None, ASLEEP)
             self._early.clear()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         if self._refuses:
             self._refuses = False
             self._orders.append(Rest(asleep=False))
-        for req in [*self.scheduler.pending]:
+        for req in [*self.queues.pending]:
             self._find_offer(req)
 
 

@@ -108,7 +108,7 @@ class Queues:
         self.waiting = Line()
         self.blocked: Blocked | None = None  # in the last plan
         self.encoding: dict[Account, Request] = {}  # that wait while their pictures are encoded, and have rows for them
-        self.way_for: Account | None = None  # nobody starts before this one, which takes places from another tenant
+        self.claimant: Account | None = None  # takes places from another tenant; no request of others starts before it
         self.extending: list[Request] = []
         self.running = ScheduleBatch(self.pools.table)
         self.finishing: list[Request] = []
@@ -234,14 +234,14 @@ class Queues:
             case _:
                 self.transferring.remove(req)
 
-    def set_back(self, req: Request) -> None:
+    def requeue(self, req: Request) -> None:
         """Let a request that has left its batch wait; what completed steps computed for it stays in the cache."""
         self.memory.allocator.release(req, req.allocation.kv_committed)
         req.move(Status.WAITING)
         req.resume_after = self.pools.steps.launched
         self.enqueue(req)
 
-    def all_wait(self, *, cleared: bool) -> None:
+    def requeue_all(self, *, cleared: bool) -> None:
         """Return all requests to the waiting queue, without memory; call it with no step in flight.
 
         Unless `cleared`, requests that are being received from another engine keep their memory."""

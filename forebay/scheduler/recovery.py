@@ -8,7 +8,10 @@ from forebay.base.errors import EngineError, ForebayError
 from forebay.base.log import event, get_logger
 from forebay.memory.slots import CACHE, NO_IDS
 from forebay.requests.request import Request, Status
+from forebay.requests.step_plan import StepPlan
+from forebay.requests.updates import Failure, FinishReason
 from forebay.scheduler.audit import audit
+from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.limits import check_fits
 from forebay.scheduler.output_processor import OutputProcessor
 from forebay.scheduler.queues import Queues
@@ -19,41 +22,86 @@ Ending = tuple[Request, ForebayError]
 """A request to end, and the error that it ends with."""
 
 
-def start_over(scheduler: OutputProcessor) -> None:
-    """Return every living request to the waiting queue, with its tokens; no step stays in flight.
+class Recovery:
+    """Returns all requests to the waiting queue after a failure, and searches for the request that caused it."""
 
-    KV of completed steps stays in the cache. If the audit finds a wrong ledger, everything is freed instead. Transfers
-    continue meanwhile, and slots that they may touch are not free even then."""
-    pools, handoff = scheduler.pools, scheduler.handoff
-    void, cleared = [flight.plan for flight in scheduler.flights], False
-    scheduler.flights.clear()
-    ran = [req for req in scheduler.requests.values() if req.held and req.status is not Status.TRANSFERRING]
-    try:
-        scheduler.memory.start_over(ran, scheduler.finishing, void)
-        audit(pools, [req for req in scheduler.transferring if req.held])
-    except Exception as error:
-        log.error(event("books_cleared", effect="the prefix cache is empty"), exc_info=error)
-        scheduler.counters["books_cleared"] += 1
-        scheduler.memory.clear(void, handoff.slots_in_transfer())
-        cleared = True
-    scheduler.all_wait(cleared=cleared)
-    handoff.start_over(cleared=cleared)
+    def __init__(self, queues: Queues, outputs: OutputProcessor, handoff: Handoff) -> None:
+        self._queues, self._outputs, self._handoff = queues, outputs, handoff
+
+    def fail(self, plan: StepPlan, error: ForebayError) -> None:
+        """Handle that the oldest launched step did not complete. Later steps are void, and their results discarded.
+
+        A request that was alone in the step ends with `error`. If there were several, all start over and run again in
+        smaller groups, so that only a request that fails alone ends, and the others get the same tokens.
+        """
+        queues = self._queues
+        flight = queues.flights[0]
+        assert flight.plan is plan, f"step {plan.step} failed before step {flight.plan.step} committed"
+        queues.counters["failed_steps"] += 1
+        suspected = flight.suspected
+        self._start_over()
+        living = [(req, length) for req, length in suspected if req.status is not Status.FINISHED]
+        if len(suspected) > 1:
+            queues.suspects.add_group(living)
+            return
+        self._outputs.finish_each((req, error) for req, _ in living)
+
+    def recover(self, error: ForebayError, culprit: Request | None) -> bool:
+        """Handle an `error` that was raised perhaps half-way through a call of the scheduler, in work for `culprit`
+        alone if that is known. The results of steps in flight have been discarded.
+
+        The culprit ends, and all other requests start over. Without one, the requests that ran become suspects. Return
+        whether there are several: smaller groups will tell more.
+        """
+        queues = self._queues
+        queues.counters["recoveries"] += 1
+        ran = [req for req in queues.requests.values() if req.status in (Status.EXTENDING, Status.DECODING)]
+        if culprit is None and len(ran) == 1 and ran[0] in queues.suspects.under_test:
+            culprit = ran[0]
+        suspected = [(req, req.held.kv_committed + 1 if req.held else len(req.tokens)) for req in ran]
+        self._start_over()
+        if culprit is None:
+            queues.suspects.add_group(suspected)
+        elif queues.requests.get(culprit.id) is culprit:
+            self._outputs.finish(culprit, FinishReason.ERROR, Failure.of(error), self._outputs.last_update(culprit))
+        return culprit is None and len(suspected) > 1
+
+    def _start_over(self) -> None:
+        """Return every living request to the waiting queue, with its tokens; no step stays in flight.
+
+        KV of completed steps stays in the cache. If the audit finds a wrong ledger, everything is freed instead.
+        Transfers continue meanwhile, and slots that they may access are not free even then."""
+        queues, memory = self._queues, self._queues.memory
+        void, cleared = [flight.plan for flight in queues.flights], False
+        queues.flights.clear()
+        ran = [req for req in queues.requests.values() if req.held and req.status is not Status.TRANSFERRING]
+        try:
+            memory.start_over(ran, queues.finishing, void)
+            audit(memory.pools, [req for req in queues.transferring if req.held])
+        except Exception as error:
+            log.error(event("books_cleared", effect="the prefix cache is empty"), exc_info=error)
+            queues.counters["books_cleared"] += 1
+            memory.clear(void, self._handoff.slots_in_transfer())
+            cleared = True
+        queues.requeue_all(cleared=cleared)
+        self._handoff.start_over(cleared=cleared)
 
 
-def set_back_unsuspected(queues: Queues) -> None:
+def requeue_unsuspected(queues: Queues) -> None:
     """Return all running requests except the suspects under test to the waiting queue."""
     for req in [*queues.running.reqs, *queues.extending]:
         if req not in queues.suspects.under_test:
             queues.remove(req)
-            queues.set_back(req)
+            queues.requeue(req)
 
 
-def stuck_requests(queues: Queues) -> list[Ending]:
-    """Return the requests to end if no step can be planned and no memory is about to be freed.
+def stuck_requests(queues: Queues, *, may_admit: bool) -> list[Ending]:
+    """Return the requests to end if no step can be planned, though `may_admit` is set, and no memory is about to be
+    freed.
 
     In this case slots have leaked. A request that no longer fits ends now, not at its time-out, so that it does not
     block other requests."""
-    busy = queues.flights or queues.pools.deferred.entries or queues.transferring
+    busy = not may_admit or queues.flights or queues.pools.deferred.entries or queues.transferring
     if busy or queues.constraints.unready:
         return []
     if queues.num_running:

@@ -1,7 +1,7 @@
 """The scheduler: a state machine without clock, sockets, tensors or processes.
 
-`plan` decides a step from what is known, `commit` learns what came of it; several plans may be out at once (overlap),
-and commits come in the order of the plans. Time is an argument. The same calls give the same decisions.
+`plan` decides a step from what is known, `commit` takes its result. With overlap, several plans are in flight at once,
+and they commit in the order in which they were made. Time is an argument. The same calls give the same decisions.
 """
 
 from __future__ import annotations
@@ -14,33 +14,37 @@ from typing import Final
 
 import numpy as np
 
-from forebay.base.errors import ForebayError, InvalidRequest, NumericalError
+from forebay.base.errors import ForebayError, InvalidRequest
 from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
 from forebay.memory.slots import Ids
 from forebay.requests.pictures import Picture
 from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepPlan, StepResult
-from forebay.requests.updates import Failure, FinishReason
+from forebay.requests.updates import Failure, FinishReason, Update
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
 from forebay.scheduler.audit import audit
-from forebay.scheduler.displacing import Places
-from forebay.scheduler.encoding import forget_pictures, release_pictures, take_in
-from forebay.scheduler.grammars import Grammars
+from forebay.scheduler.encoding import attach_pictures, release_pictures
+from forebay.scheduler.grammars import Constraints, Grammars
 from forebay.scheduler.handoff import Handoff
-from forebay.scheduler.limits import check_fits, check_room, nothing_may_follow, overdue
-from forebay.scheduler.output_processor import OutputProcessor, Sampled, by_request, charge_step
+from forebay.scheduler.limits import check_fits, check_room, overdue
+from forebay.scheduler.output_processor import OutputProcessor, by_request, charge_step
+from forebay.scheduler.preemption import Preemption
 from forebay.scheduler.proposer import Proposer, draft_tokens
-from forebay.scheduler.queues import Blocked, Flight
-from forebay.scheduler.recovery import quarantine_leaks, set_back_unsuspected, start_over, stuck_requests
+from forebay.scheduler.queues import Flight, Queues
+from forebay.scheduler.recovery import Recovery, quarantine_leaks, requeue_unsuspected, stuck_requests
 from forebay.scheduler.state import SchedulerState
 
 NO_LIMIT: Final = 1 << 30  # tokens of prompts in a step
 
 
-class Scheduler(OutputProcessor):
-    """Continuous batching over one engine's memory. `proposer` guesses tokens, where that is done on the host;
-    `handoff` is the engine's role, where others compute the other half of its requests; `grammars` say which tokens may
-    come, where requests ask for that."""
+class Scheduler:
+    """Continuous batching over one engine's memory.
+
+    `queues` has the unfinished requests, `outputs` the updates of their clients, `preemption` and `recovery` return
+    requests to the waiting queue. `proposer` drafts tokens on the host, None if the device does or nothing does.
+    `handoff` is the role of an engine that computes one half of its requests. `grammars` restrict tokens, None if no
+    request may have a grammar.
+    """
 
     def __init__(
         self,
@@ -49,15 +53,24 @@ class Scheduler(OutputProcessor):
         handoff: Handoff | None = None,
         grammars: Grammars | None = None,
     ) -> None:
-        super().__init__(config, proposer, handoff or Handoff(), grammars)
+        self.config, self.proposer, self.handoff = config, proposer, handoff or Handoff()
+        self.constraints = Constraints(grammars)
+        self.queues = Queues(config, self.constraints)
+        self.memory, self.pools = self.queues.memory, self.queues.pools
+        self.requests, self.counters = self.queues.requests, self.queues.counters
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
+        self.outputs = OutputProcessor(self.queues, proposer, self.handoff)
+        self.preemption = Preemption(self.queues, self.handoff, self.ratio)
+        self.recovery = Recovery(self.queues, self.outputs, self.handoff)
+        self.handoff.bind(self.queues, self.outputs)
         self._num_submitted = 0
 
-    # -- coming and going -----------------------------------------------------------------------------------------
+    # -- arrival and end ------------------------------------------------------------------------------------------
 
     def add(self, req: Request, now: float, pictures: Sequence[Picture] = ()) -> None:
-        """Queue a request, or raise InvalidRequest, RequestTooLarge or Overloaded with the numbers and keep nothing."""
-        self.now = now
+        """Queue a request, or raise InvalidRequest, RequestTooLarge or Overloaded with the numbers and keep nothing of
+        it."""
+        self.queues.now = now
         if req.id in self.requests:
             raise InvalidRequest(f"request id {req.id} is in use")
         self.handoff.admit(req)
@@ -65,7 +78,7 @@ class Scheduler(OutputProcessor):
         self._check_room(req)
         with ExitStack() as undo:
             if pictures:
-                take_in(self, req, pictures)
+                attach_pictures(self.queues, req, pictures)
                 undo.callback(release_pictures, self.pools, req)
             if req.params.grammar:
                 self.constraints.begin(req)
@@ -73,254 +86,165 @@ class Scheduler(OutputProcessor):
             self._num_submitted += 1
             priority = -req.priority if self.config.schedule_policy is SchedulePolicy.PRIORITY else 0
             req.rank = (priority, self._num_submitted)
-            req.account = self.accounts[req.tenant]
+            req.account = self.queues.accounts[req.tenant]
             req.arrival = req.last_progress = now
-            req.compute_with(self.weight_version)
+            req.compute_with(self.queues.weight_version)
             self.counters["requests"] += 1
             self.counters["prompt_tokens"] += req.num_prompt
             self.requests[req.id] = req
             undo.callback(self.requests.pop, req.id)
-            self.room.enter(req.tenant)
-            undo.callback(self.room.leave, req.tenant)
+            self.queues.room.enter(req.tenant)
+            undo.callback(self.queues.room.leave, req.tenant)
             self.pools.adapters.enter(req.adapter)
             undo.callback(self.pools.adapters.leave, req.adapter)
             self.handoff.enqueue(req, now)
             undo.pop_all()
 
     def _check_room(self, req: Request) -> None:
-        if req.tenant not in self.accounts:
+        if req.tenant not in self.queues.accounts:
             raise InvalidRequest(f"the tenant {req.tenant!r} is not known: give it a weight in `tenants`")
-        num_tokens = self.num_waiting_tokens + sum(len(other.tokens) for other in self.pending)
-        account = self.accounts[req.tenant]
-        own = chain.from_iterable(line.of.get(account, ()) for line in (self.waiting, self.pending))
-        check_room(req, self.config, self.room, num_tokens, own)
+        num_tokens = self.queues.num_waiting_tokens + sum(len(other.tokens) for other in self.queues.pending)
+        account = self.queues.accounts[req.tenant]
+        own = chain.from_iterable(line.of.get(account, ()) for line in (self.queues.waiting, self.queues.pending))
+        check_room(req, self.config, self.queues.room, num_tokens, own)
 
     def abort(self, request_id: int) -> None:
-        """End a request wherever it is; nothing if it ended already or never was."""
+        """End a request, in whatever state it is. An unknown or ended request is ignored."""
         if req := self.requests.get(request_id):
-            self.finish(req, FinishReason.ABORT)
+            self.outputs.finish(req, FinishReason.ABORT)
 
     def expire(self, now: float) -> None:
-        """End the requests that queued, ran or stood still for too long."""
+        """End the requests that exceed a time limit of the queue, of a request, or between two tokens."""
         self.handoff.expire(now)
         for req in list(self.requests.values()):
-            if error := overdue(req, self.config, now, self.admits) or self.handoff.overdue(req, now):
-                self.finish(req, FinishReason.ERROR, Failure.of(error))
+            if error := overdue(req, self.config, now, self.queues.admits) or self.handoff.overdue(req, now):
+                self.outputs.finish(req, FinishReason.ERROR, Failure.of(error))
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
     def plan(self, now: float, width: int = 1, mixed_limit: int = NO_LIMIT) -> StepPlan | None:
-        """Decide the next step, or None when there is nothing that could be done before a commit. Decodes compute up to
-        `width` tokens each, the last ones of them guessed, unless there are prompts in the step. Prompts have at most
-        `mixed_limit` tokens beside decodes."""
-        self.now = now
-        if width > 1 and self.proposer and self.flights:
-            return None  # who guesses here must know the last token
-        if self.pending.of or self.transferring:
-            self.handoff.before_plan(now)
-        for req, error in self.constraints.refused() if self.constraints.unready else ():
-            self.finish(req, FinishReason.ERROR, Failure.of(error))
-        if self.suspects.groups:
-            set_back_unsuspected(self)
-            width = 1  # nobody is found guilty of what was only guessed
-        elif self.blocked:
-            self._make_way(self.blocked)
-        active, roomy = self._decoding_rows()
-        may_admit = roomy and self.admits
-        if active is None or len(active):
-            if self.running.reqs:
-                self.memory.allocator.decode(self.running, active)
+        """Decide the next step, or return None if nothing can be done before a commit.
+
+        Decodes compute up to `width` tokens each, all but the first of them drafts, unless the step has prompts.
+        Prompts have at most `mixed_limit` tokens beside decodes.
+        """
+        self.queues.now = now
+        if width > 1 and self.proposer and self.queues.flights:
+            return None  # a proposer on the host must know the last token
+        self._before_plan(now)
+        active, roomy = self.preemption.make_room()
+        decoding, rows = self.memory.allocator.decode(self.queues.running, active)
+        if decoding or not self.queues.running.reqs:
             self.ratio.after_decode()
+        may_admit = roomy and self.queues.admits
         started = self._cut_prompts(now, may_admit, mixed_limit)
-        chunks = self.pools.draft.chunks
-        decoding, rows = self.running.reqs, self.running.req_pool_indices_cpu
-        if active is not None:
-            decoding, rows = [decoding[i] for i in active.tolist()], rows[active]
-        if not (chunks or decoding or self.pools.draft.encodes):
-            for req, why in stuck_requests(self) if may_admit else ():
-                self.finish(req, FinishReason.ERROR, Failure.of(why))
+        draft = self.pools.draft
+        if not (draft.chunks or decoding or draft.encodes):
+            self.outputs.finish_each(stuck_requests(self.queues, may_admit=may_admit))
             return None
-        if width > 1 and not chunks:
+        if width > 1 and not draft.chunks:
             self._propose(decoding, rows, width)
+        return self._launch(decoding, rows, started)
+
+    def _launch(self, decoding: list[Request], rows: Ids, started: list[Request]) -> StepPlan:
+        """Freeze the draft of the step into its plan, with these decodes."""
+        draft = self.pools.draft
         if self.constraints.living:
-            self.pools.draft.masked = self.constraints.fill(self.pools.draft, decoding)
-        encoded_for = self.pools.draft.encoded_for
+            draft.masked = self.constraints.fill(draft, decoding)
         plan = self.memory.launch(rows, started)
-        self.flights.append(Flight(plan, [*(chunk.req for chunk in chunks), *decoding], chunks, encoded_for))
-        if chunks:
-            self.launch_extends(chunks)
+        self.queues.flights.append(
+            Flight(plan, [*(chunk.req for chunk in draft.chunks), *decoding], draft.chunks, draft.encoded_for)
+        )
+        if draft.chunks:
+            self.queues.launch_extends(draft.chunks)
         return plan
 
-    def _decoding_rows(self) -> tuple[Ids | None, bool]:
-        """Return the indices of the requests that decode in this step, None for all; and whether they have room.
-
-        More requests may be admitted only if they have room. If not, unused pages of draft tokens are freed, and then
-        the last request in rank is retracted, until the others have room.
-
-        Requests are left out if a step in flight brings them to their length limit, or if their grammar must first read
-        a token in flight. If needed pages are yet to be freed, the youngest requests that need one are left out, too.
-        """
-        batch, roomy = self.running, True
-        while batch.reqs:
-            active, rows = None, batch.req_pool_indices_cpu
-            out = batch.tokens_left <= 0 if self.flights else None
-            if self.constraints.unready or (self.constraints.living and self.flights):
-                waits = self.constraints.blocked_rows(batch.reqs, (flight.reqs for flight in self.flights))
-                out = waits if out is None else out | waits
-            if out is not None and out.any():
-                active = np.flatnonzero(~out)
-                rows = rows[active]
-            opens = self.pools.opens_page(rows)
-            short = int(np.count_nonzero(opens)) - self.pools.available_pages
-            if short <= 0:
-                return active, roomy
-            if self.memory.allocator.free_unused(batch.req_pool_indices_cpu):
-                continue
-            finishing = sum(req.allocation.num_pages for req in self.finishing)
-            alone = self.num_running == 1 and not self.handoff.has_arrivals
-            if short <= self.pools.deferred.num_pages + finishing or alone:
-                break
-            roomy = False
-            if self.victim.allocation.num_drafts:  # nobody knows how much to take from it before its steps commit
-                break
-            self.retract(self.victim)
-        else:
-            return None, roomy
-        everyone = np.arange(len(batch)) if active is None else active
-        youngest = sorted(everyone[opens].tolist(), key=lambda i: batch.reqs[i].rank)[-short:]
-        if not roomy:
-            youngest += [i for i in everyone.tolist() if batch.reqs[i].allocation.num_drafts]
-        return np.setdiff1d(everyone, youngest), roomy
+    def _before_plan(self, now: float) -> None:
+        """Take in what happened since the last plan: transfers, grammars, a failed step, a blocked tenant."""
+        if self.queues.pending.of or self.queues.transferring:
+            self.handoff.before_plan(now)
+        if self.constraints.unready:
+            self.outputs.finish_each(self.constraints.refused())
+        if self.queues.suspects.groups:
+            requeue_unsuspected(self.queues)
+        elif self.queues.blocked:
+            self.preemption.displace(self.queues.blocked)
 
     def _propose(self, reqs: Sequence[Request], rows: Ids, width: int) -> None:
-        """Find draft tokens for these requests, which the step decodes: no more than each may still come to."""
+        """Draft tokens for these requests, which the step decodes, within the length limit of each.
+
+        While suspects are under test, no step has drafts, so that a failure is attributed to the right request."""
+        if self.queues.suspects.groups:
+            return
         table = self.pools.table
         most = self.handoff.most_drafts(reqs, np.minimum(table.max_kv_len[rows] - table.kv_bound[rows], width - 1))
         counts, tokens = draft_tokens(self.proposer, reqs, most, self.constraints, self.pools.pictures)
         if counts.any():
             self.counters["draft_tokens"] += self.memory.allocator.add_drafts(rows, counts, tokens)
 
-    def _make_way(self, blocked: Blocked) -> None:
-        """Where a tenant has waited long enough for places that are within its share, take them from one that is above
-        its own. Nobody else starts before; and nothing is taken while memory is on its way back."""
-        req = blocked.req
-        if req.status is not Status.WAITING or req.account.is_patient(self.pools.steps.launched, self.now):
-            return
-        victim = Places(self, self.ratio.value).victim(blocked)
-        if victim is None:
-            return
-        self.way_for = req.account
-        if not (blocked.returning or victim.allocation.num_drafts):
-            self.counters["displaced"] += 1
-            self.suspend(victim)
-
-    def retract(self, req: Request) -> None:
-        """Take a request's memory, because others need it, and let it wait."""
-        req.num_retractions += 1
-        self.suspend(req)
-        self.counters["retractions"] += 1
-        stay = self.running.reqs
-        self.ratio.after_retraction(sum(r.num_output for r in stay), sum(r.params.max_tokens for r in stay), len(stay))
-
-    def suspend(self, req: Request) -> None:
-        """Let a request that runs wait. What it computed is copied to the host where that is the cheaper way to have it
-        again; what else of it the cache has stays there as long as there is room."""
-        self.remove(req)
-        if not (req.wants_prompt_logprobs or req.pools_all) and self.memory.allocator.offload(req.allocation):
-            self.counters["retractions_kept"] += 1
-        self.set_back(req)
-
     def _cut_prompts(self, now: float, may_admit: bool, mixed_limit: int) -> list[Request]:
-        """Draft the step's chunks: of prompts under way and of those of requests that can start, which are returned."""
-        self.blocked, starts = None, may_admit and bool(self.waiting.of)
-        if not (self.extending or starts):
+        """Draft the chunks of the step: of prompts under way, and of the requests that are admitted, which are
+        returned."""
+        queues = self.queues
+        queues.blocked = None
+        starts = may_admit and bool(queues.waiting.of)
+        if not (queues.extending or starts):
             return []
-        left = self.config.chunked_prefill_size
-        if self.running.reqs:
-            left = min(left, self.config.mixed_chunk_size, mixed_limit)
-        if self.extending:
-            self.memory.allocator.trim(self.extending)
-        admitted = AdmissionPass(self, self.ratio.value, starts=starts).run(left)
-        self.way_for = None
+        num_tokens = self.config.chunked_prefill_size
+        if queues.running.reqs:
+            num_tokens = min(num_tokens, self.config.mixed_chunk_size, mixed_limit)
+        if queues.extending:
+            self.memory.allocator.trim(queues.extending)
+        admitted = AdmissionPass(queues, self.ratio.value, starts=starts).run(num_tokens)
+        queues.claimant = None
         for chunk, report in admitted:
-            self.start(chunk.req, report, now)
+            queues.start(chunk.req, report, now)
         return [chunk.req for chunk, _ in admitted]
 
-    # -- learning -------------------------------------------------------------------------------------------------
+    # -- committing -----------------------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
-        """Take in what the oldest launched step sampled; of each of its requests there is one update, and one more
-        of those that fail behind a token."""
-        flight = self.flights.popleft()
+        """Process the result of the oldest launched step.
+
+        Each of its requests gets one update, and a second one if it fails after a token."""
+        flight = self.queues.flights.popleft()
         assert flight.plan is plan, f"step {plan.step} was committed before step {flight.plan.step}"
         sampled = by_request(flight, result)
-        # First of all, so that nothing below takes what is not finite for something that may be kept (C30).
+        # First, so that nothing below keeps values that are not finite (C30).
         failed = [flight.reqs[i] for i in result.failed]
         if failed:
-            self._end_failed(failed, sampled, now)
-        self.memory.commit(plan, [chunk.stop for chunk in flight.chunks], result.num_new)
-        self._commit_chunks(flight, result, now)
-        if self.finishing:
+            self.outputs.end_failed(failed, sampled, now)
+        self.memory.commit(plan, [chunk.stop for chunk in flight.chunks], result.num_new, result.counts)
+        if flight.chunks or flight.encoded_for:
+            self._commit_chunks(flight, result, now)
+        if self.queues.finishing:
             self._release_finished(flight, failed)
         if result.num_new:
-            self._count_partly_accepted(flight, result.num_new)
-        self._take_tokens(sampled, now)
-        if self.step_cost:
-            charge_step(self.step_cost, sampled, flight, result)
+            self.outputs.count_partly_accepted(flight, result.num_new)
+        self.outputs.take_tokens(sampled, now)
+        if self.queues.step_cost:
+            charge_step(self.queues.step_cost, sampled, flight, result)
         if result.vectors:
-            self._take_vectors(flight, result.vectors)
-        if result.counts:
-            self.pools.count(result.counts)
+            self.outputs.take_vectors(flight, result.vectors)
         self.counters["steps"] += 1
         if not self.requests:
             self.ratio.when_idle()
-        if self.suspects.groups:
-            self.suspects.clear_passed()
+        if self.queues.suspects.groups:
+            self.queues.suspects.clear_passed()
 
     def fail(self, plan: StepPlan, error: ForebayError) -> None:
-        """The oldest launched step did not complete, and none launched behind it counts (their results, if there are
-        any, have been waited for and thrown away).
-
-        A request that was alone in it ends with `error`. Of several nobody knows which: all go back to what completed
-        steps left and are run again in halves, so that only who fails alone ends, and the others get the same tokens.
-        """
-        flight = self.flights[0]
-        assert flight.plan is plan, f"step {plan.step} failed before step {flight.plan.step} landed"
-        self.counters["failed_steps"] += 1
-        suspected = flight.suspected
-        start_over(self)
-        living = [(req, length) for req, length in suspected if req.status is not Status.FINISHED]
-        if len(suspected) > 1:
-            self.suspects.add_group(living)
-            return
-        for req, _ in living:
-            self.finish(req, FinishReason.ERROR, Failure.of(error))
+        """Handle that the oldest launched step did not complete; see `Recovery.fail`."""
+        self.recovery.fail(plan, error)
 
     def recover(self, error: ForebayError, culprit: Request | None) -> bool:
-        """Something raised `error`, perhaps half-way through a call of this scheduler, and in work for `culprit` alone
-        if that is known. The results of the steps in flight have been waited for and thrown away.
-
-        The culprit ends, and everybody else starts over. Where no culprit is known, those that ran go on trial. Returns
-        whether several do: smaller groups will tell more.
-        """
-        self.counters["recoveries"] += 1
-        ran = [req for req in self.requests.values() if req.status in (Status.EXTENDING, Status.DECODING)]
-        if culprit is None and len(ran) == 1 and ran[0] in self.suspects.under_test:
-            culprit = ran[0]
-        suspected = [(req, req.held.kv_committed + 1 if req.held else len(req.tokens)) for req in ran]
-        start_over(self)
-        if culprit is None:
-            self.suspects.add_group(suspected)
-        elif self.requests.get(culprit.id) is culprit:
-            told = next((update for update in reversed(self.updates) if update.request_id == culprit.id), None)
-            self.finish(culprit, FinishReason.ERROR, Failure.of(error), told)
-        return culprit is None and len(suspected) > 1
+        """Handle an error that no step raised; see `Recovery.recover`."""
+        return self.recovery.recover(error, culprit)
 
     def _release_finished(self, flight: Flight, failed: Collection[Request]) -> None:
-        """`flight` has landed, the last one of some that had ended; what it computed for `failed` is worth nothing."""
-        for req in [req for req in self.finishing if req in flight.reqs]:
-            if req in failed or not any(req in later.reqs for later in self.flights):
-                self.finishing.remove(req)
+        """Release the ended requests of which `flight` was the last step. Nothing is kept of `failed` requests."""
+        for req in [req for req in self.queues.finishing if req in flight.reqs]:
+            if req in failed or not any(req in later.reqs for later in self.queues.flights):
+                self.queues.finishing.remove(req)
                 self.memory.allocator.release(req, None if req in failed else req.allocation.kv_len)
 
     def _commit_chunks(self, flight: Flight, result: StepResult, now: float) -> None:
@@ -339,26 +263,21 @@ class Scheduler(OutputProcessor):
             if req.rendezvous:
                 self.handoff.computed(req)
 
-    def _end_failed(self, failed: list[Request], sampled: list[Sampled], now: float) -> None:
-        """End these requests, for which something was not finite: with the tokens chosen before, if one of them is
-        their last, as without draft tokens. As if aborted with the step in flight, so that nothing of it is kept."""
-        forget_pictures(self.pools, failed)
-        before = [(req, own[:-1], logs) for req, own, logs in sampled if len(own) > 1 and req in failed]
-        self._take_tokens(before, now)
-        for req in failed:
-            if req.status is not Status.FINISHED:
-                self.finish(req, FinishReason.ERROR, Failure.of(self._why_it_failed(req)))
+    # -- maintenance ---------------------------------------------------------------------------------------------
 
-    def _why_it_failed(self, req: Request) -> ForebayError:
-        return self.constraints.error(req) or nothing_may_follow(req) or _not_finite(req)
+    def take_updates(self) -> list[Update]:
+        """Return the updates recorded since the last call, including those of calls that raised."""
+        return self.outputs.take_updates()
 
-    # -- looking after itself -------------------------------------------------------------------------------------
+    @property
+    def idle(self) -> bool:
+        return self.queues.idle
 
     def flush_cache(self) -> int:
-        """Begin to drop every prefix that no request holds, and return how many pages those are. `go_on_flushing`, to
-        be called between steps, does the rest."""
+        """Begin to drop every prefix that no request holds, and return the number of their pages. `continue_flush`,
+        to be called between steps, does the rest."""
         count = self.pools.cache.begin_flush()
-        self.go_on_flushing()
+        self.continue_flush()
         return count
 
     @property
@@ -366,32 +285,25 @@ class Scheduler(OutputProcessor):
         """Whether some of what is to be dropped is still cached."""
         return self.pools.cache.flushing
 
-    def go_on_flushing(self) -> bool:
-        """Drop one slice, which takes less than 1 ms; return whether there is more."""
-        return self.pools.cache.go_on_flushing()
+    def continue_flush(self) -> bool:
+        """Drop one slice, which takes less than 1 ms; return whether more is left."""
+        return self.pools.cache.continue_flush()
 
     def audit(self) -> None:
         """Raise unless everything has exactly one holder (C8). Costs O(pool): for tests and idle moments."""
-        arriving = [req for req in self.transferring if req.held]
-        audit(self.pools, [*self.running.reqs, *self.extending, *self.finishing, *arriving])
+        arriving = [req for req in self.queues.transferring if req.held]
+        audit(self.pools, [*self.queues.running.reqs, *self.queues.extending, *self.queues.finishing, *arriving])
         reqs = self.requests.values()
         self.pools.adapters.audit(Counter(req.adapter.number for req in reqs if req.adapter))
         if self.pools.pictures is not None:
             seen = (req.pictures.encodings for req in reqs if req.pictures is not None)
-            self.pools.pictures.audit(Counter(its.number for its in chain.from_iterable(seen)))
+            self.pools.pictures.audit(Counter(encoding.number for encoding in chain.from_iterable(seen)))
 
     def reclaim_leaks(self) -> int:
         """When idle: quarantine pages that no living request holds, so that a leak is counted and never reused."""
-        assert self.idle, "only an idle engine can tell a leak from a page in use"
-        return quarantine_leaks(self)
+        assert self.queues.idle, "only an idle engine can tell a leak from a page in use"
+        return quarantine_leaks(self.queues)
 
     def state(self, now: float) -> SchedulerState:
         """Return a snapshot of queues, pools, counters and tenants, for metrics and /state."""
-        return SchedulerState.of(self, now)
-
-
-def _not_finite(req: Request) -> NumericalError:
-    return NumericalError(
-        f"what the model computed after at most {len(req.tokens)} tokens of this request was not finite (NaN or "
-        "infinite); other requests are not affected: check the checkpoint, or try --dtype float32"
-    )
+        return SchedulerState.of(self.queues, now)

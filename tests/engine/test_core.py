@@ -94,7 +94,7 @@ def drain(core: EngineCore, client: Client, each: Callable[[], None] = lambda: N
 def test_a_request_keeps_the_lengths_from_which_others_may_go_on() -> None:
     core, _ = fake_core()
     core.add(msgspec.structs.replace(wanted(1, [1, 2, 3, 4]), resume_points=[2, 3]))
-    assert [req.resume_points for req in core.scheduler.waiting] == [[2, 3]]
+    assert [req.resume_points for req in core.scheduler.queues.waiting] == [[2, 3]]
 
 
 @DEPTHS
@@ -161,7 +161,7 @@ def test_core_failure_between_steps_tells_clients_what_failed_and_no_internals(
 ) -> None:
     core, _runner = fake_core(changed(max_running_requests=2))
     core.add(wanted(1, [1, 2]))
-    [req] = core.scheduler.waiting
+    [req] = core.scheduler.queues.waiting
     cause = MemoryError("pool 7") if kind == "memory" else KeyError("slot 7")
 
     def plan(*args: object, **others: object) -> None:

@@ -66,7 +66,8 @@ def test_weights_changed_submits_what_was_decided_with_the_old_ones_first(
 def test_state_counts_each_phase_of_a_transfer_in_its_own_field(monkeypatch: pytest.MonkeyPatch) -> None:
     made, noting = exchange(DisaggregationMode.DECODE)
     noting.num_unfenced, noting.num_rejected = 5, 7  # type: ignore[attr-defined]
-    scheduler = SimpleNamespace(pending=[1], transferring=[1, 2], handoff=SimpleNamespace(num_open=3))
+    queues = SimpleNamespace(pending=[1], transferring=[1, 2])
+    scheduler = SimpleNamespace(queues=queues, handoff=SimpleNamespace(num_open=3))
     monkeypatch.setattr(made, "_scheduler", scheduler)
     state = made.state()
     counts = (state.pending, state.transferring, state.open, state.unfenced, state.rejected)

@@ -27,6 +27,7 @@ from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Update
+from forebay.scheduler.output_processor import OutputProcessor
 from forebay.scheduler.scheduler import Scheduler
 from tests.kernels import NATIVE
 from tests.kinds_of import num_states, num_window_pages, window_of
@@ -283,14 +284,14 @@ def run_with_a_line_failing(engine: Engine, function: Callable[..., Any], line: 
     assert kth.calls >= 1
 
 
-@pytest.mark.parametrize("line", prepared_lines(Scheduler.append, "req.tokens.fromlist("))
+@pytest.mark.parametrize("line", prepared_lines(OutputProcessor.append, "req.tokens.fromlist("))
 @pytest.mark.parametrize("nth", [1, 4])
 def test_a_token_is_told_once_with_all_that_belongs_to_it_whatever_fails(line: int, nth: int) -> None:
     engine = Engine(CONFIGS["both"])
     for i, wanted in enumerate(engine.todo):
         params = replace_params(wanted.params, prompt_logprobs=0, logprobs=0)
         engine.todo[i] = replace_params(wanted, params=params)
-    run_with_a_line_failing(engine, Scheduler.append, line, nth)
+    run_with_a_line_failing(engine, OutputProcessor.append, line, nth)
     for wanted in engine.asked:
         assert engine.num_prompt_logprobs[wanted.request_id] == [len(wanted.prompt_token_ids)]
         assert engine.num_logprobs[wanted.request_id] == len(engine.tokens[wanted.request_id])
@@ -308,14 +309,14 @@ def test_what_the_engine_cannot_take_in_for_one_ends_that_one_however_many_run()
     """Nothing says for whom it failed: it is found in halves, and that is not counted as so many failures in a row."""
     engine = Engine(config(num_pages=200, max_running_requests=40), num_requests=0)
     engine.todo = [engine.wanted(i, [i, 1, 2], 60) for i in range(1, 41)]
-    append = engine.scheduler.append
+    append = engine.scheduler.outputs.append
 
     def failing(req: Request, *args: Any) -> Update:
         if req.id == 1 and not engine.todo:  # when all forty run
             raise ValueError
         return append(req, *args)
 
-    engine.scheduler.append = failing  # type: ignore[method-assign]
+    engine.scheduler.outputs.append = failing  # type: ignore[method-assign]
     engine.run()
     assert engine.codes() == {1: "step_failed"}
 
@@ -323,7 +324,7 @@ def test_what_the_engine_cannot_take_in_for_one_ends_that_one_however_many_run()
 def test_nothing_of_a_step_that_was_not_finite_is_kept_if_taking_it_in_fails() -> None:
     """C30: of two whose chunks were not finite the first cannot even be ended. Both run again, from the start."""
     engine = Engine(replace(CONFIGS["states"], chunked_prefill_size=64), num_requests=0)
-    launch, finish = engine.runner.launch, engine.scheduler.finish
+    launch, finish = engine.runner.launch, engine.scheduler.outputs.finish
     failing = Kth(1, MemoryError)
 
     def poisoning(plan: StepPlan) -> Any:
@@ -338,7 +339,7 @@ def test_nothing_of_a_step_that_was_not_finite_is_kept_if_taking_it_in_fails() -
         return finish(*args, **more)
 
     engine.runner.launch = poisoning  # type: ignore[method-assign]
-    engine.scheduler.finish = finishing  # type: ignore[method-assign]
+    engine.scheduler.outputs.finish = finishing  # type: ignore[method-assign]
     for i in (1, 2):
         engine.asked.append(engine.wanted(i, list(range(100 * i, 100 * i + 23)), 4))
         engine.take(engine.core.add(engine.asked[-1]))

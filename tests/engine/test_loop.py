@@ -301,7 +301,7 @@ def test_c25_a_load_is_no_hang_however_long_it_takes_but_one_tensor_may_be() -> 
     assert peer.loop.beat().step_age_s == 0  # somebody waits, but nothing is late
     peer.say(Resume(serial=2, tags=["weights"]))
     peer.loop.turn()
-    assert peer.core.scheduler.num_running == 1
+    assert peer.core.scheduler.queues.num_running == 1
     peer.say(UpdateWeights(serial=3, path="other", mode="retract"))
     peer.work()
     assert [told.turn_age_s for told in seen] == [50.0, 70.0, 25.0] * 2

@@ -260,7 +260,7 @@ def test_some_tensors_from_memory_are_used_and_outlast_a_sleep(llama: Path, tmp_
     core.sleeper.sleep()
     core.sleeper.wake()
     assert tokens_of(core, PROMPTS) == other
-    assert core.scheduler.weight_version == 2
+    assert core.scheduler.queues.weight_version == 2
     assert first_cache(core, PROMPTS[2]).weight_version == 2
 
 
@@ -280,7 +280,7 @@ def test_weights_of_other_names_shapes_or_types_are_refused_and_nothing_changes(
         "model.norm.weight is F32 [7] instead of F32 [48]"
     )
     assert tokens_of(core, PROMPTS) == right
-    assert core.scheduler.weight_version == 0
+    assert core.scheduler.queues.weight_version == 0
 
 
 def test_an_update_that_fails_in_the_middle_leaves_the_old_weights(llama: Path, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_c25_sleeper_random_frames_agree_with_a_model(seed: int) -> None:
         state, resting = rig.sleeper.state, bool(released) or paused
         assert (set(state.released), state.paused, state.weight_version) == (released, paused, version)
         assert rig.memory.there == set(TAGS) - released
-        assert (rig.sleeper.resting, rig.sleeper.away, rig.scheduler.admits) == (resting, resting, not resting)
+        assert (rig.sleeper.resting, rig.sleeper.away, rig.scheduler.queues.admits) == (resting, resting, not resting)
         assert rig.sleeper.phase is (Phase.ASLEEP if resting else Phase.SERVING)
 
 
@@ -140,7 +140,7 @@ def test_sleeper_drain_over_its_time_goes_on_as_before() -> None:
     rig = Rig()
     running(rig)
     assert rig.release(KV_CACHE, timeout_s=3.0) == "pending"
-    assert (rig.sleeper.phase, rig.scheduler.admits) == (Phase.DRAINING, False)
+    assert (rig.sleeper.phase, rig.scheduler.queues.admits) == (Phase.DRAINING, False)
     assert rig.release(WEIGHTS) == "in_transition"
     assert rig.resume() == "in_transition"
     rig.now = 2.9
@@ -149,7 +149,7 @@ def test_sleeper_drain_over_its_time_goes_on_as_before() -> None:
     rig.now = 3.0
     rig.settle()
     assert rig.answer() == "drain_timeout"
-    assert (rig.sleeper.phase, rig.scheduler.admits, rig.memory.there) == (Phase.SERVING, True, set(TAGS))
+    assert (rig.sleeper.phase, rig.scheduler.queues.admits, rig.memory.there) == (Phase.SERVING, True, set(TAGS))
 
 
 @pytest.mark.parametrize("pause", [False, True])
@@ -178,7 +178,7 @@ def test_sleeper_update_that_loses_the_weights_releases_them() -> None:
     assert rig.update() == "weights_lost"
     assert rig.sleeper.state.released == [WEIGHTS]
     assert ("release", WEIGHTS) in rig.memory.calls
-    assert (rig.sleeper.away, rig.scheduler.admits, rig.updates) == (True, False, [])
+    assert (rig.sleeper.away, rig.scheduler.queues.admits, rig.updates) == (True, False, [])
     assert rig.update() == "weights_lost"
     assert rig.sleeper.state.released == [WEIGHTS]
 
@@ -206,14 +206,14 @@ def test_sleeper_update_restarts_what_has_tokens_of_the_old_weights() -> None:
     rig.scheduler.proposer = guesser = Guesser()  # type: ignore[assignment]
     begun, waits = rig.request(), rig.request()
     begun.tokens.append(7)
-    rig.scheduler.num_waiting_tokens += 1
+    rig.scheduler.queues.num_waiting_tokens += 1
     begun.cache_report = CacheReport()
-    rig.scheduler.suspects.add_group([(begun, 0)])
+    rig.scheduler.queues.suspects.add_group([(begun, 0)])
     assert rig.update() == ""
     assert [(update.request_id, update.restarted) for update in rig.scheduler.take_updates()] == [(begun.id, True)]
     assert (begun.num_output, begun.cache_report, guesser.forgotten) == (0, None, [begun.id])
-    assert rig.scheduler.num_waiting_tokens == 2 * begun.num_prompt
-    assert not rig.scheduler.suspects.groups, "steps failed with other weights"
+    assert rig.scheduler.queues.num_waiting_tokens == 2 * begun.num_prompt
+    assert not rig.scheduler.queues.suspects.groups, "steps failed with other weights"
     assert {req.weight_version for req in (begun, waits)} == {1}
 
 

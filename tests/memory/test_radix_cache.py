@@ -244,7 +244,7 @@ def test_radix_cache_flush_of_many_leaves_goes_on_in_slices_and_spares_later_pag
         rig.insert(1000 + i)
     assert rig.cache.begin_flush() == 300
     num_cached = []
-    while rig.cache.go_on_flushing():
+    while rig.cache.continue_flush():
         num_cached.append(rig.cache.num_pages)
         rig.insert(2000 + len(num_cached))
         rig.check()
@@ -252,7 +252,7 @@ def test_radix_cache_flush_of_many_leaves_goes_on_in_slices_and_spares_later_pag
     assert rig.cache.num_pages == 4, "what came after the flush had begun stays"
     assert [rig.cached(2001 + i) for i in range(4)] == [1] * 4
     assert not rig.cache.flushing
-    assert not rig.cache.go_on_flushing()
+    assert not rig.cache.continue_flush()
 
 
 def test_radix_cache_clear_ends_a_flush():
@@ -261,7 +261,7 @@ def test_radix_cache_clear_ends_a_flush():
         rig.insert(1000 + i)
     rig.cache.begin_flush()
     rig.cache.clear()
-    assert not rig.cache.go_on_flushing()
+    assert not rig.cache.continue_flush()
 
 
 def test_client_chosen_namespaces_leave_nothing_behind_for_ever():

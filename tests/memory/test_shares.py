@@ -190,9 +190,9 @@ def test_c32_flush_spares_what_another_tenant_adds_meanwhile() -> None:
     rig = Shared(num_slots=0, num_pages=900)
     rig.talk("a", 100, length=1)
     rig.cache.begin_flush()
-    assert rig.cache.go_on_flushing()
+    assert rig.cache.continue_flush()
     rig.talk("b", 200, length=1)
-    while rig.cache.go_on_flushing():
+    while rig.cache.continue_flush():
         pass
     assert (rig.kept("a"), rig.kept("b")) == (0, 200)
     rig.check()

@@ -161,7 +161,7 @@ ADAPTERS: Final = (
     Mutant(
         "C22 an offer for an adapter that no request can name is refused at once",
         "scheduler/prefill_role.py",
-        "        if name and not (req or name in self.scheduler.pools.adapters):",
+        "        if name and not (req or name in self.queues.pools.adapters):",
         "        if name and not (req or name):",
         _ROLES + "test_prefill_offer_with_an_adapter_that_nobody_can_name_is_refused_at_once",
     ),

@@ -65,7 +65,7 @@ CORE = (
     Mutant(
         "C27 a flush goes on between steps",
         "engine/loop/core.py",
-        "        flushing = self.scheduler.go_on_flushing()\n",
+        "        flushing = self.scheduler.continue_flush()\n",
         "        flushing = False\n",
         _SEEDS,
     ),
@@ -79,7 +79,7 @@ CORE = (
     Mutant(
         "C27 steps that fail for several are not counted as failures in a row",
         "engine/loop/core.py",
-        "len(self.scheduler.requests) < num_requests or not self.scheduler.suspects.groups",
+        "len(self.scheduler.requests) < num_requests or not self.scheduler.queues.suspects.groups",
         "True",
         _SEEDS,
     ),

@@ -206,7 +206,7 @@ PICTURES: Final = (
     ),
     Mutant(
         "C30 an encoding that is not finite is computed again",
-        "scheduler/scheduler.py",
+        "scheduler/output_processor.py",
         "        forget_pictures(self.pools, failed)\n",
         "",
         _SCHEDULER + "test_c30_request_whose_numbers_are_not_finite_leaves_no_encoding_behind",

@@ -35,8 +35,9 @@ SCHEDULER = (
     ),
     Mutant(
         "C26 nobody gives way for pages that draft tokens left",
-        "scheduler/scheduler.py",
-        "            if self.memory.allocator.free_unused(batch.req_pool_indices_cpu):\n                continue\n",
+        "scheduler/preemption.py",
+        "            if queues.memory.allocator.free_unused(queues.running.req_pool_indices_cpu):\n"
+        "                continue\n",
         "",
         "scheduler/test_widths.py::test_pages_that_wrong_guesses_were_given_go_back_before_anybody_gives_way",
     ),
@@ -127,16 +128,16 @@ SCHEDULER = (
     ),
     Mutant(
         "C26 the only one running gives way to nobody",
-        "scheduler/scheduler.py",
-        "short <= self.pools.deferred.num_pages + finishing or alone:",
-        "short <= self.pools.deferred.num_pages + finishing:",
+        "scheduler/preemption.py",
+        "num_pages <= queues.pools.deferred.num_pages + finishing or alone",
+        "num_pages <= queues.pools.deferred.num_pages + finishing",
         "scheduler/test_fairness.py::test_the_only_one_gives_way_to_nobody",
     ),
     Mutant(
         "C26 nobody gives way for pages that are on their way back",
-        "scheduler/scheduler.py",
-        "            if short <= self.pools.deferred.num_pages + finishing or alone:",
-        "            if alone:",
+        "scheduler/preemption.py",
+        "        return num_pages <= queues.pools.deferred.num_pages + finishing or alone",
+        "        return alone",
         "scheduler/test_fairness.py::test_nobody_gives_way_for_pages_that_are_on_their_way_back",
     ),
     Mutant(
@@ -227,16 +228,16 @@ SCHEDULER = (
     ),
     Mutant(
         "C16 C30 of a request that fails what was chosen before is told",
-        "scheduler/scheduler.py",
-        "        self._take_tokens(before, now)\n",
+        "scheduler/output_processor.py",
+        "        self.take_tokens(before, now)\n",
         "",
         "scheduler/test_widths.py::test_c30_failing_request_returns_the_same_tokens_with_and_without_drafts",
     ),
     Mutant(
         "C26 C30 what is not finite ends a request that was retracted meanwhile, and its copy goes",
-        "scheduler/scheduler.py",
-        "            if req.status is not Status.FINISHED:\n                self.finish(",
-        "            if req.status not in (Status.FINISHED, Status.WAITING):\n                self.finish(",
+        "scheduler/output_processor.py",
+        "            if req.status is not Status.FINISHED:\n                error = ",
+        "            if req.status not in (Status.FINISHED, Status.WAITING):\n                error = ",
         "scheduler/test_prefix_cache.py::"
         "test_a_retracted_request_whose_chunk_turns_out_not_finite_ends_and_its_host_copy_goes",
     ),
@@ -256,7 +257,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C27 only who fails alone ends",
-        "scheduler/scheduler.py",
+        "scheduler/recovery.py",
         "        if len(suspected) > 1:\n",
         "        if False:\n",
         "engine/test_faults.py::test_only_who_fails_alone_ends",
@@ -278,8 +279,8 @@ SCHEDULER = (
     Mutant(
         "C27 who can never start ends at once",
         "scheduler/scheduler.py",
-        " in stuck_requests(self) if may_admit else ():",
-        " in ():",
+        "            self.outputs.finish_each(stuck_requests(self.queues, may_admit=may_admit))\n",
+        "",
         "engine/test_faults.py::test_who_waits_when_memory_turns_out_to_be_lost_ends_typed_and_the_others_run",
     ),
     Mutant(
@@ -306,7 +307,7 @@ SCHEDULER = (
     Mutant(
         "C26 the tokens of a retracted request go on counting",
         "scheduler/output_processor.py",
-        "        if req.status is Status.WAITING:\n            self.num_waiting_tokens += end\n",
+        "        if req.status is Status.WAITING:\n            self.queues.num_waiting_tokens += num_taken\n",
         "",
         "scheduler/test_fairness.py::test_the_token_that_arrives_after_a_retraction_is_counted_among_the_waiting_ones",
     ),
@@ -484,8 +485,8 @@ SCHEDULER = (
     Mutant(
         "C25 memory is released when steps in flight have landed",
         "scheduler/halt.py",
-        "        return not (s.num_running or s.flights or s.transferring",
-        "        return not (s.num_running or s.transferring",
+        "active = queues.num_running or queues.flights or queues.transferring",
+        "active = queues.num_running or queues.transferring",
         "simulation/test_sleeping.py::test_c25_c26_requests_end_once_with_their_versions_tokens_whenever_the_engine_sleeps",
     ),
     Mutant(
@@ -513,8 +514,8 @@ SCHEDULER = (
     Mutant(
         "C22 tickets settle before memory is released",
         "scheduler/halt.py",
-        " or s.handoff.num_open",
-        "",
+        "active or self._scheduler.handoff.num_open or",
+        "active or",
         "scheduler/test_prefill_role.py::test_a_prefill_engine_that_rests_says_so_and_refuses_offers_and_requests_at_once",
     ),
     Mutant(
@@ -527,7 +528,7 @@ SCHEDULER = (
     Mutant(
         "C31 nothing is exchanged between versions of the weights",
         "scheduler/prefill_role.py",
-        "        if offered.weight_version != self.scheduler.weight_version:",
+        "        if offered.weight_version != self.queues.weight_version:",
         "        if False:",
         "scheduler/test_decode_role.py::test_c31_engines_whose_weights_are_of_different_versions_exchange_nothing_and_say_which_they_are",
     ),
@@ -576,15 +577,15 @@ SCHEDULER = (
     Mutant(
         "C22 places from which a step has yet to copy are not offered",
         "scheduler/decode_role.py",
-        "        if scheduler.is_saving:\n            return\n",
+        "        if queues.is_saving:\n            return\n",
         "",
         "scheduler/test_decode_role.py::test_c26_places_from_which_a_step_has_yet_to_save_are_not_offered",
     ),
     Mutant(
         "C22 who is alone gives way to those who have arrived",
-        "scheduler/scheduler.py",
-        "self.num_running == 1 and not self.handoff.has_arrivals",
-        "self.num_running == 1",
+        "scheduler/preemption.py",
+        "queues.num_running == 1 and not self._handoff.has_arrivals",
+        "queues.num_running == 1",
         "scheduler/test_decode_role.py::test_who_is_alone_gives_way_to_those_who_have_arrived",
     ),
     Mutant(
@@ -612,8 +613,8 @@ SCHEDULER = (
     Mutant(
         "C22 prefill tells a request's end when all has arrived",
         "scheduler/prefill_role.py",
-        "        told = self.scheduler.updates.pop()",
-        "        told = self.scheduler.updates[-1]",
+        "        told = self.outputs.updates.pop()",
+        "        told = self.outputs.updates[-1]",
         "scheduler/test_prefill_role.py::"
         "test_prefill_runs_behind_an_offer_sends_whole_pages_then_the_rest_and_ends_when_all_has_arrived",
     ),
@@ -719,7 +720,7 @@ SCHEDULER = (
     Mutant(
         "C33 halves that have ended are remembered within a bound",
         "scheduler/prefill_role.py",
-        "        if len(self._over) >= most_requests(self.scheduler.config):",
+        "        if len(self._over) >= most_requests(self.queues.config):",
         "        if False:",
         "scheduler/test_prefill_role.py::test_prefill_remembers_only_so_many_halves_that_have_ended",
     ),
@@ -761,8 +762,8 @@ SCHEDULER = (
     Mutant(
         "C25 nothing that waits starts while the scheduler comes to a halt",
         "scheduler/scheduler.py",
-        "starts = None, may_admit and bool(self.waiting.of)",
-        "starts = None, bool(self.waiting.of)",
+        "starts = may_admit and bool(queues.waiting.of)",
+        "starts = bool(queues.waiting.of)",
         "scheduler/test_halt.py::test_halted_scheduler_finishes_what_runs_and_admits_what_waits_once_it_goes_on",
     ),
     Mutant(

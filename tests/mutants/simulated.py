@@ -195,7 +195,7 @@ SIMULATED = (
     Mutant(
         "C22 a pending half that ends is declined",
         "scheduler/decode_role.py",
-        "        if req in self.scheduler.pending:\n            self._decline",
+        "        if req in self.queues.pending:\n            self._decline",
         "        if False:\n            self._decline",
         "simulation/test_pair.py::test_c22_both_halves_of_a_request_end_once_with_one_engines_tokens_or_a_typed_error[0]",
     ),
@@ -282,7 +282,7 @@ SIMULATED = (
     Mutant(
         "C31 transfers hear of new weights",
         "engine/lifecycle/sleep.py",
-        "        self.on_update(path, self._scheduler.weight_version)\n",
+        "        self.on_update(path, self._scheduler.queues.weight_version)\n",
         "",
         "engine/test_sleeper.py::test_c25_sleeper_random_frames_agree_with_a_model",
     ),
@@ -296,8 +296,8 @@ SIMULATED = (
     Mutant(
         "C25 nothing goes on while something is released",
         "engine/lifecycle/sleep.py",
-        "        if not self.resting:\n            go_on",
-        "        if True:\n            go_on",
+        "        if not self.resting:\n            resume",
+        "        if True:\n            resume",
         "engine/test_sleeper.py::test_c25_sleeper_random_frames_agree_with_a_model",
     ),
     Mutant(
@@ -324,7 +324,7 @@ SIMULATED = (
     Mutant(
         "C25 waiting tokens are counted anew",
         "scheduler/halt.py",
-        "            scheduler.num_waiting_tokens -= req.num_output\n",
+        "            queues.num_waiting_tokens -= req.num_output\n",
         "",
         "simulation/test_sleeping.py::test_c25_c26_requests_end_once_with_their_versions_tokens_whenever_the_engine_sleeps[0]",
     ),
@@ -386,7 +386,7 @@ SIMULATED = (
     ),
     Mutant(
         "C26 a mean is not resumed from a host copy",
-        "scheduler/scheduler.py",
+        "scheduler/preemption.py",
         "if not (req.wants_prompt_logprobs or req.pools_all) and",
         "if not req.wants_prompt_logprobs and",
         "scheduler/test_proposer.py::test_suspend_request_that_sees_every_hidden_state_computes_its_prompt_again",
@@ -569,14 +569,14 @@ SIMULATED = (
     Mutant(
         "C26 what was retracted runs before places are offered",
         "scheduler/decode_role.py",
-        "            if scheduler.waiting or not (",
+        "            if queues.waiting or not (",
         "            if not (",
         "scheduler/test_decode_role.py::test_c26_decode_offers_nothing_before_a_retracted_request_runs_again",
     ),
     Mutant(
         "C27 nothing is offered while requests are on trial",
         "scheduler/decode_role.py",
-        "        if not self.scheduler.suspects.groups:  #",
+        "        if not self.queues.suspects.groups:  #",
         "        if True:  #",
         "scheduler/test_decode_role.py::test_c27_decode_offers_nothing_while_requests_are_on_trial",
     ),
@@ -590,8 +590,8 @@ SIMULATED = (
     Mutant(
         "C25 a failure with other weights accuses nobody",
         "scheduler/halt.py",
-        "    scheduler.weight_version, scheduler.suspects = version, Suspects()",
-        "    scheduler.weight_version = version",
+        "    queues.weight_version, queues.suspects = version, Suspects()",
+        "    queues.weight_version = version",
         "engine/test_sleeper.py::test_sleeper_update_restarts_what_has_tokens_of_the_old_weights",
     ),
     Mutant(
@@ -604,8 +604,8 @@ SIMULATED = (
     Mutant(
         "C25 what waits for its other half wakes",
         "engine/lifecycle/sleep.py",
-        "wanted = self._scheduler.waiting or self._scheduler.pending",
-        "wanted = self._scheduler.waiting",
+        "wanted = self._scheduler.queues.waiting or self._scheduler.queues.pending",
+        "wanted = self._scheduler.queues.waiting",
         "engine/test_sleeper.py::test_sleeper_request_that_waits_for_its_other_half_wakes",
     ),
     Mutant(
@@ -857,8 +857,8 @@ SIMULATED = (
     Mutant(
         "C22 what is retracted with a ticket ends at rest",
         "scheduler/halt.py",
-        "        s = self._scheduler\n        s.handoff.rest()\n",
-        "        s = self._scheduler\n",
+        "        queues = self._queues\n        self._scheduler.handoff.drain()\n",
+        "        queues = self._queues\n",
         "scheduler/test_prefill_role.py::test_prefill_request_retracted_at_rest_ends_with_its_ticket",
     ),
 )

@@ -28,7 +28,7 @@ TENANTS = (
     Mutant(
         "C32 generated tokens are charged",
         "scheduler/output_processor.py",
-        "        account.service += end / account.weight\n",
+        "        account.service += num_taken / account.weight\n",
         "",
         f"{_TEST}tenant_with_longer_outputs_starts_fewer_requests",
     ),

@@ -407,7 +407,7 @@ TRANSFER = (
     Mutant(
         "C25 an offer that has come waits while no request may start",
         "scheduler/prefill_role.py",
-        "        if self.scheduler.admits:\n            self._find_offer(req)",
+        "        if self.queues.admits:\n            self._find_offer(req)",
         "        self._find_offer(req)",
         "scheduler/test_prefill_role.py::test_prefill_offer_that_waits_is_taken_when_requests_may_start_again",
     ),

@@ -130,7 +130,7 @@ def test_no_more_run_than_may_and_the_other_rows_let_kv_arrive():
     assert [req.status for req in reqs] == [Status.DECODING, *[Status.TRANSFERRING] * 2, Status.PENDING]
     for _ in range(3):
         half.step()
-        assert len(half.scheduler.running) <= 1
+        assert len(half.scheduler.queues.running) <= 1
     assert len(half.orders) == 4, "the row of the first is offered"
 
 
@@ -221,7 +221,7 @@ def test_c26_decode_offers_nothing_before_a_retracted_request_runs_again():
     half = decode()
     was_here = half.add(6, max_new=8)
     half.step()
-    half.scheduler.retract(was_here)
+    half.scheduler.preemption.retract(was_here)
     half.meet(3)
     half.scheduler.handoff.before_plan(half.now)
     assert not half.take_orders()
@@ -235,10 +235,10 @@ def test_c27_decode_offers_nothing_while_requests_are_on_trial():
     suspect = half.add(6, max_new=8)
     half.step()
     half.meet(3)
-    half.scheduler.suspects.add_group([(suspect, 0)])
+    half.scheduler.queues.suspects.add_group([(suspect, 0)])
     half.scheduler.handoff.before_plan(half.now)
     assert not half.take_orders()
-    half.scheduler.suspects.clear(suspect)
+    half.scheduler.queues.suspects.clear(suspect)
     half.scheduler.handoff.before_plan(half.now)
     assert half.take_orders()
 
@@ -248,7 +248,7 @@ def test_c26_places_from_which_a_step_has_yet_to_save_are_not_offered():
     half = decode(overlap_depth=1, radix_cache=False, kinds=kinds)
     saved = half.add(6, max_new=8)
     half.step()
-    half.scheduler.retract(saved)
+    half.scheduler.preemption.retract(saved)
     half.launch()
     assert half.plans[-1].host.saves, "and loads in the same step"
     half.meet(10)
@@ -279,7 +279,7 @@ def test_c18_c26_of_a_window_that_arrived_in_part_no_more_is_there_after_a_stay_
 
     half.step()
     assert begins() == 2
-    half.scheduler.retract(req)
+    half.scheduler.preemption.retract(req)
     half.step()
     assert half.plans[-1].host.loads
     assert begins() >= 2
@@ -398,11 +398,11 @@ def test_c22_windows_left_to_a_ticket_are_promised_to_no_row_until_it_is_closed(
     reqs = [half.add(12, max_new=12), half.add(12, max_new=12)]
     for _ in range(12):
         assert half.step()
-        assert half.scheduler.num_running <= 1
+        assert half.scheduler.queues.num_running <= 1
     assert half.scheduler.pools.rows.slots.num_free == 1
     half.hear(Closed(offer.ticket))
     half.step()
-    assert half.scheduler.num_running == 2
+    assert half.scheduler.queues.num_running == 2
     half.run()
     assert [len(half.tokens_of(req)) for req in reqs] == [12, 12]
 
@@ -440,7 +440,7 @@ def test_c32_prompt_that_arrived_and_is_computed_again_is_charged_once():
     half.step()
     arrive(half, half.orders[0])
     half.step()
-    half.scheduler.retract(req)
+    half.scheduler.preemption.retract(req)
     half.run()
     assert req.account.service == 14
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forebay.requests.request import Status
-from forebay.scheduler.halt import Halt, Mode, go_on
+from forebay.scheduler.halt import Halt, Mode, resume
 from tests.scheduler.rig import Rig
 
 
@@ -18,6 +18,6 @@ def test_halted_scheduler_finishes_what_runs_and_admits_what_waits_once_it_goes_
     assert halt.done
     assert len(rig.tokens_of(running)) == 3
     assert waiting.status is Status.WAITING
-    go_on(rig.scheduler, rig.now)
+    resume(rig.scheduler, rig.now)
     rig.run()
     assert len(rig.tokens_of(waiting)) == 3

@@ -134,7 +134,7 @@ def test_c26_request_that_comes_back_from_the_host_starts_at_its_own_length() ->
     engine = rig(chunked_prefill_size=8, kinds=kinds)
     req = add(engine, picture(1, 5, 9, num_tiles=2))
     engine.step()
-    engine.scheduler.retract(req)
+    engine.scheduler.preemption.retract(req)
     engine.run()
     assert engine.scheduler.memory.host_copies.num_saved == 1
     assert all(plan.q_lens.min(initial=1) > 0 for plan in engine.plans)
@@ -256,7 +256,7 @@ def test_failed_step_that_encodes_for_a_waiting_request_puts_that_on_trial_too()
     waits = add(engine, picture(1, 0))
     engine.launch()
     assert engine.fail(ERROR) == []
-    assert {req for group in engine.scheduler.suspects.groups for req in group} == {decoding, waits}
+    assert {req for group in engine.scheduler.queues.suspects.groups for req in group} == {decoding, waits}
     engine.run()
     assert [engine.finish_of(req) for req in (decoding, waits)] == [FinishReason.LENGTH] * 2
 
@@ -282,11 +282,11 @@ def test_retracted_request_keeps_its_encoding_until_another_needs_the_rows() -> 
     engine = rig(num_blocks=1, radix_cache=False, tenants={"a": 1, "b": 1})
     req = add(engine, picture(1, 5), max_new=12, tenant="a")
     engine.step()
-    engine.scheduler.retract(req)
+    engine.scheduler.preemption.retract(req)
     engine.step()
     engine.step()
     assert sum(len(slices(plan)) for plan in engine.plans) == 1
-    engine.scheduler.retract(req)
+    engine.scheduler.preemption.retract(req)
     other = add(engine, picture(2, 5), tenant="b")
     engine.run()
     assert len(engine.tokens_of(req)) == 12

@@ -11,7 +11,7 @@ from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParam
 from forebay.requests.transfers import Broken, Closed, Offered, Rest, Send, Sent, Ticket, Withdraw, digest_of
 from forebay.requests.updates import FinishReason
 from forebay.scheduler.early_offers import EarlyOffers, key_of_offer
-from forebay.scheduler.halt import Halt, Mode, go_on
+from forebay.scheduler.halt import Halt, Mode, resume
 from forebay.scheduler.handoff import ASLEEP
 from forebay.scheduler.limits import most_requests
 from tests.scheduler.roles import BROKEN, late, offered, prefill, refused
@@ -173,7 +173,7 @@ def test_a_prefill_engine_that_rests_says_so_and_refuses_offers_and_requests_at_
     assert not halt.done
     half.hear(Closed(offered(waits).ticket))
     assert halt.done
-    go_on(half.scheduler, half.now)
+    resume(half.scheduler, half.now)
     assert [order.asleep for order in half.take_orders() if isinstance(order, Rest)] == [False]
     half.hear(offered(half.meet(3, room=4)))
 
@@ -232,7 +232,7 @@ def test_prefill_forgets_a_half_that_nobody_has_said_anything_of():
 
 def test_an_offer_that_came_to_an_engine_asleep_is_refused_when_its_request_ends():
     half = prefill()
-    half.scheduler.handoff.wakes, half.scheduler.admits = True, False
+    half.scheduler.handoff.wakes, half.scheduler.queues.admits = True, False
     req = half.meet(3)
     half.hear(offered(req))
     half.abort(req.id)
@@ -246,7 +246,7 @@ def test_what_wakes_an_engine_may_be_an_offer():
     early, late = half.meet(10, room=1), half.meet(11, room=2)
     half.hear(offered(early))
     assert (half.updates, early.status) == ([], Status.PENDING)
-    go_on(half.scheduler, half.now)
+    resume(half.scheduler, half.now)
     half.hear(offered(late))
     assert [early.status, late.status] == [Status.WAITING, Status.WAITING]
     assert not half.orders
@@ -300,7 +300,7 @@ def test_prefill_offers_refused_at_rest_are_forgotten():
     halt = Halt(half.scheduler, Mode.WAIT)
     assert [order.failure for order in half.take_orders() if isinstance(order, Withdraw)] == [ASLEEP]
     assert halt.done
-    go_on(half.scheduler, half.now)
+    resume(half.scheduler, half.now)
     late(half, 1e6)
     assert not [order for order in half.take_orders() if isinstance(order, Withdraw)]
     assert sum(isinstance(order, Withdraw) for order in half.orders) == 1
@@ -323,9 +323,9 @@ def test_prefill_request_retracted_at_rest_ends_with_its_ticket():
 
 def test_prefill_says_once_that_it_rests():
     half = prefill()
-    half.scheduler.admits = False
+    half.scheduler.queues.admits = False
     for _ in range(2):
-        half.scheduler.handoff.rest()
+        half.scheduler.handoff.drain()
     assert [order.asleep for order in half.take_orders() if isinstance(order, Rest)] == [True]
 
 
@@ -334,10 +334,10 @@ def test_prefill_offer_that_waits_is_taken_when_requests_may_start_again():
     first = half.meet(3)
     offer = offered(first, room=6)
     half.hear(offer)
-    half.scheduler.admits, half.scheduler.handoff.wakes = False, True
+    half.scheduler.queues.admits, half.scheduler.handoff.wakes = False, True
     req = half.meet([*first.tokens], room=6)
     assert req.status is Status.PENDING
-    go_on(half.scheduler, half.now)
+    resume(half.scheduler, half.now)
     assert req.status is Status.WAITING
 
 
@@ -345,7 +345,7 @@ def test_time_in_which_no_request_could_start_is_no_delay():
     half = prefill()
     req = half.meet(3)
     half.hear(offered(req))
-    go_on(half.scheduler, 50.0)
+    resume(half.scheduler, 50.0)
     assert req.last_progress == 50.0
 
 
@@ -384,7 +384,7 @@ def test_prefill_request_retracted_under_its_last_chunk_computes_its_first_token
     req = half.meet(10)
     half.hear(offered(req))
     half.launch()
-    half.scheduler.retract(req)
+    half.scheduler.preemption.retract(req)
     half.commit()
     half.take_orders()
     assert (req.num_output, half.updates) == (0, [])

@@ -109,7 +109,7 @@ def test_a_retracted_request_whose_chunk_turns_out_not_finite_ends_and_its_host_
     rig = Rig(depth=1, chunked_prefill_size=8, kinds=kinds)
     req = rig.add(40)
     rig.launch()
-    rig.scheduler.retract(req)
+    rig.scheduler.preemption.retract(req)
     assert rig.scheduler.memory.host_copies.num_bytes
     other = rig.add(5)
     rig.launch()

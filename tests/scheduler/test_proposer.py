@@ -9,8 +9,10 @@ import pytest
 
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import Grammar, GrammarKind, Pooling, PoolingKind, SamplingParams
+from forebay.scheduler.admission import NewTokenRatio
+from forebay.scheduler.handoff import Handoff
+from forebay.scheduler.preemption import Preemption
 from forebay.scheduler.proposer import draft_tokens
-from forebay.scheduler.scheduler import Scheduler
 
 GRAMMAR = Grammar(GrammarKind.REGEX, "a+")
 
@@ -57,11 +59,11 @@ def test_suspend_request_that_sees_every_hidden_state_computes_its_prompt_again(
     saved: list[object] = []
     allocator = SimpleNamespace(offload=lambda allocation: saved.append(allocation) or True)
     memory = SimpleNamespace(allocator=allocator)
-    scheduler = SimpleNamespace(
-        remove=lambda req: None, set_back=lambda req: None, memory=memory, counters={"retractions_kept": 0}
+    queues = SimpleNamespace(
+        remove=lambda req: None, requeue=lambda req: None, memory=memory, counters={"retractions_kept": 0}
     )
     pooled = params.get("pooling")
     req = Request(1, [1, 2, 3], SamplingParams.of_pooling(pooled) if pooled else SamplingParams(**params))
     req.held = SimpleNamespace()  # type: ignore[assignment]
-    Scheduler.suspend(scheduler, req)  # type: ignore[arg-type]
+    Preemption(queues, Handoff(), NewTokenRatio(1.0)).suspend(req)  # type: ignore[arg-type]
     assert bool(saved) is kept

@@ -65,7 +65,7 @@ def test_quarantine_leaks_slot_booked_to_the_cache_and_in_no_node_is_found(state
 
 def flush(rig: Rig) -> None:
     rig.scheduler.flush_cache()
-    while rig.scheduler.go_on_flushing():
+    while rig.scheduler.continue_flush():
         pass
 
 

@@ -329,7 +329,7 @@ def test_the_last_update_says_how_often_a_request_was_retracted_and_what_was_com
     req, other = rig.add(16, max_new=8), rig.add(16, max_new=2)
     rig.step()
     rig.step()
-    rig.scheduler.retract(req)
+    rig.scheduler.preemption.retract(req)
     rig.run()
     (told,) = [update.memory for update in rig.updates if update.request_id == req.id and update.finish]
     assert (told.retractions, told.recomputed_tokens) == (1, rig.scheduler.counters["recomputed_tokens"])

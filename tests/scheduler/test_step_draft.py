@@ -13,7 +13,9 @@ def test_c10_rows_and_tokens_of_a_plan_are_those_of_the_hosts_table():
     pools = rig.scheduler.pools
     while not rig.scheduler.idle:
         plan = rig.launch()
-        decodes = [req for req in rig.scheduler.running.reqs if req.held.row not in plan.rows[: plan.num_extends]]
+        decodes = [
+            req for req in rig.scheduler.queues.running.reqs if req.held.row not in plan.rows[: plan.num_extends]
+        ]
         tenants = {req.held.row: req for req in rig.reqs.values() if req.held}
         assert plan.rows[plan.num_extends :].tolist() == [req.held.row for req in decodes]
         assert plan.q_lens[plan.num_extends :].tolist() == [1] * len(decodes)

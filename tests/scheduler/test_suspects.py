@@ -49,7 +49,7 @@ def test_nobody_else_runs_until_the_guilty_one_is_found(guilty, depth):
     while culprit.id in rig.scheduler.requests:
         plan = rig.launch()
         here = {rig.scheduler.pools.table.allocation_of(row).id for row in plan.rows.tolist()}
-        if rig.scheduler.suspects.groups:
+        if rig.scheduler.queues.suspects.groups:
             tried.append(here)
         if culprit.id in here:
             while len(rig.flights) > 1:

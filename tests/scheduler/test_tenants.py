@@ -35,7 +35,7 @@ def flood(rig: Rig, tenant: str, num: int, num_tokens: int = 4, max_new: int = 4
 
 
 def rows_of(rig: Rig, tenant: str) -> int:
-    running = [*rig.scheduler.running.reqs, *rig.scheduler.extending]
+    running = [*rig.scheduler.queues.running.reqs, *rig.scheduler.queues.extending]
     return sum(req.tenant == tenant for req in running)
 
 
@@ -60,8 +60,8 @@ def test_c32_two_backlogged_tenants_are_served_by_their_weights():
     flood(rig, "b", 120)
     for _ in range(100):
         rig.step()
-    served = {name: rig.scheduler.accounts[name].computed_tokens for name in "ab"}
-    generated = {name: rig.scheduler.accounts[name].generated_tokens for name in "ab"}
+    served = {name: rig.scheduler.queues.accounts[name].computed_tokens for name in "ab"}
+    generated = {name: rig.scheduler.queues.accounts[name].generated_tokens for name in "ab"}
     for tokens in (served, generated):
         assert tokens["a"] == pytest.approx(3 * tokens["b"], rel=0.1)
     rig.run(2000)
@@ -74,7 +74,7 @@ def test_c32_tenant_with_longer_outputs_starts_fewer_requests():
     flood(rig, "b", 100, max_new=20)
     for _ in range(150):
         rig.step()
-    a, b = (rig.scheduler.accounts[name] for name in "ab")
+    a, b = (rig.scheduler.queues.accounts[name] for name in "ab")
     assert abs(a.service - b.service) < 4 * 24
     assert a.num_started > 2 * b.num_started
     rig.run(4000)
@@ -83,7 +83,7 @@ def test_c32_tenant_with_longer_outputs_starts_fewer_requests():
 def test_c32_tenant_that_was_idle_has_no_credit():
     rig = shared(max_running_requests=1)
     flood(rig, "a", 60)
-    while rig.scheduler.accounts["a"].num_started < 30:
+    while rig.scheduler.queues.accounts["a"].num_started < 30:
         rig.step()
     flood(rig, "b", 20)
     rig.run()
@@ -154,12 +154,12 @@ def test_c32_cached_tokens_are_not_charged():
     rig = shared(radix_cache=True)
     prompt = list(range(100, 141))
     for tenant, cost in (("a", 41 + 2), ("b", 1 + 2)):
-        before = rig.scheduler.accounts[tenant].service
-        rig.scheduler.join(rig.scheduler.accounts[tenant], rig.scheduler.waiting)
-        begun = rig.scheduler.accounts[tenant].service
+        before = rig.scheduler.queues.accounts[tenant].service
+        rig.scheduler.queues.join(rig.scheduler.queues.accounts[tenant], rig.scheduler.queues.waiting)
+        begun = rig.scheduler.queues.accounts[tenant].service
         rig.add(prompt, max_new=2, tenant=tenant)
         rig.run()
-        assert rig.scheduler.accounts[tenant].service - begun == cost, before
+        assert rig.scheduler.queues.accounts[tenant].service - begun == cost, before
 
 
 def test_c32_tokens_computed_again_are_not_charged_again():
@@ -169,35 +169,35 @@ def test_c32_tokens_computed_again_are_not_charged_again():
     assert sum(req.num_retractions for req in reqs)
     assert sum(req.num_recomputed for req in reqs)
     for tenant in "ab":
-        account = rig.scheduler.accounts[tenant]
+        account = rig.scheduler.queues.accounts[tenant]
         assert (account.computed_tokens, account.generated_tokens) == (4, 9)
 
 
 def test_c32_step_is_charged_in_equal_parts_to_those_that_get_something_from_it():
     """And not to the first chunk of a prompt, which fills its step."""
     rig = shared({"a": 2, "b": 1}, chunked_prefill_size=8)
-    rig.scheduler.step_cost = 6.0
+    rig.scheduler.queues.step_cost = 6.0
     flood(rig, "a", 2, max_new=8)
     rig.step()
     rig.add(12, tenant="b")
     parts = []
     for _ in range(3):
-        before = {name: rig.scheduler.accounts[name].step_tokens for name in "ab"}
+        before = {name: rig.scheduler.queues.accounts[name].step_tokens for name in "ab"}
         rig.step()
-        parts.append([rig.scheduler.accounts[name].step_tokens - before[name] for name in "ab"])
+        parts.append([rig.scheduler.queues.accounts[name].step_tokens - before[name] for name in "ab"])
     assert parts == [[6.0, 0.0], [4.0, 2.0], [4.0, 2.0]]
-    account = rig.scheduler.accounts["a"]
+    account = rig.scheduler.queues.accounts["a"]
     assert 2 * account.service == account.step_tokens + account.computed_tokens + account.generated_tokens
 
 
 def test_c32_pooled_prompts_are_charged_for_their_steps():
     rig = shared()
-    rig.scheduler.step_cost = 6.0
+    rig.scheduler.queues.step_cost = 6.0
     for tenant in "aab":
         rig.add(4, tenant=tenant, params=SamplingParams.of_pooling(Pooling(PoolingKind.LAST)))
     rig.launch()
     rig.commit(vectors=dict.fromkeys(range(3), b"0000"))
-    assert [rig.scheduler.accounts[name].step_tokens for name in "ab"] == [4.0, 2.0]
+    assert [rig.scheduler.queues.accounts[name].step_tokens for name in "ab"] == [4.0, 2.0]
 
 
 # -- places -----------------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_c32_what_is_freed_for_a_newcomer_goes_to_nobody_else():
     flood(rig, "a", 11, max_new=44)
     rig.step()
     one = rig.add(60, max_new=60, tenant="b")
-    rig.scheduler.accounts["b"].waits_since = -PATIENCE
+    rig.scheduler.queues.accounts["b"].waits_since = -PATIENCE
     rig.step()
     flood(rig, "a", 4, num_tokens=2, max_new=2)
     steps_until_start(rig, one)
@@ -353,7 +353,7 @@ def test_c32_full_queue_refuses_the_tenant_that_fills_it_and_takes_others():
         rig.add(4, tenant="b")
     rig.run()
     assert all(rig.finish_of(req) for req in reqs)
-    assert rig.scheduler.room.num_inside == 0
+    assert rig.scheduler.queues.room.num_inside == 0
 
 
 def test_c32_full_token_queue_refuses_the_tenant_that_fills_it_and_takes_others():
@@ -397,7 +397,7 @@ def test_c32_plan_looks_at_no_more_requests_the_more_wait(monkeypatch):
         rig.scheduler.plan(0.0)
         ranked_now, ranked[:] = len(ranked), []
         assert ranked_now < 40
-        plan = rig.scheduler.flights[0].plan
+        plan = rig.scheduler.queues.flights[0].plan
         rig.flights.append(plan)
         rig.commit()
 
@@ -420,7 +420,7 @@ def test_c32_long_steps_end_the_patience_by_time():
 def test_state_tells_of_tenants_only_if_some_are_configured(weights: dict[str, int]) -> None:
     rig = Rig(tenants=weights)
     rig.add(4, max_new=1, tenant="a" if weights else "")
-    told = SchedulerState.of(rig.scheduler, 0.0).tenants
+    told = SchedulerState.of(rig.scheduler.queues, 0.0).tenants
     assert ("a" in {state.name for state in told}) is bool(told) is bool(weights)
 
 

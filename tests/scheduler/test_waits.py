@@ -43,7 +43,7 @@ class Busy:
             max_queued_tokens=1 << 24,
             pictures=picture_config(num_blocks=40, num_pixels=8 * NUM_REQUESTS, layer_tokens=43.0),
         )
-        self.rig.scheduler.step_cost = STEP_COST
+        self.rig.scheduler.queues.step_cost = STEP_COST
         self.work = 0.0
         for _ in range(NUM_REQUESTS if kind else 0):
             KINDS[kind](self.rig, "a", 256)

@@ -212,10 +212,10 @@ def test_c12_while_a_step_that_guesses_is_in_flight_nobody_knows_the_length():
     rig.launch()
     assert (req.held.kv_bound, req.held.kv_committed) == (8, 5)
     with pytest.raises(Outrun):
-        _ = rig.scheduler.running.seq_lens_cpu
+        _ = rig.scheduler.queues.running.seq_lens_cpu
     assert rig.scheduler.plan(0.0, 4) is None, "who guesses has to know the last token"
     rig.commit()
-    assert rig.scheduler.running.seq_lens_cpu.tolist() == [7]
+    assert rig.scheduler.queues.running.seq_lens_cpu.tolist() == [7]
 
 
 def test_c18_a_tracked_state_that_was_overwritten_behind_the_end_is_given_to_nobody():
@@ -246,7 +246,7 @@ def test_c27_on_trial_nobody_guesses():
     rig.step()
     assert rig.launch().width == 4
     rig.fail(EngineError("no"))
-    while rig.scheduler.suspects.groups:
+    while rig.scheduler.queues.suspects.groups:
         assert rig.launch().width == 1
         rig.commit()
     rig.run()

@@ -105,7 +105,7 @@ def test_c8_quarantined_windows_are_promised_to_no_row(num_lost):
     most = 0
     for _ in range(600):
         rig.step()
-        most = max(most, rig.scheduler.num_running)
+        most = max(most, rig.scheduler.queues.num_running)
     assert most == max(0, pools.num_unpromised(windows_of(pools)) // windows_of(pools).reserve.per_row)
     assert [rig.finish_of(req) for req in reqs] == [FinishReason.LENGTH if most else FinishReason.ERROR] * 6
 

@@ -130,7 +130,7 @@ class Causes:
             self._offers.setdefault(event.ticket, _Heard(event, self._now()))
             if part:
                 self._offer_causes(part, event)
-            return part if event.declined and part and self._scheduler.admits else None
+            return part if event.declined and part and self._scheduler.queues.admits else None
         part = self._of(event.ticket)
         match event:
             case Broken() if part and not part.settled:
@@ -156,7 +156,7 @@ class Causes:
         require(ended is None or ended.finish is not None, f"{ended} lives on behind {event}")
 
     def _offer_causes(self, part: Part, offered: Offered) -> None:
-        version = self._scheduler.weight_version
+        version = self._scheduler.queues.weight_version
         if offered.declined:
             part.causes.append(offered.declined)
             part.settled = True
@@ -202,11 +202,11 @@ class Causes:
 
     @property
     def _rests(self) -> bool:
-        return self.rested or not self._scheduler.admits
+        return self.rested or not self._scheduler.queues.admits
 
     def _refuses(self, ticket: Ticket, part: Part | None, failure: Failure) -> bool:
         """Whether prefill has a reason of its own to refuse an offer."""
-        heard, version = self._offers.get(ticket), self._scheduler.weight_version
+        heard, version = self._offers.get(ticket), self._scheduler.queues.weight_version
         if heard is None:
             return False
         if failure == _other_weights(version, heard.offered.weight_version):

@@ -29,9 +29,10 @@ class Fairness:
         self._computes_all = type(scheduler.handoff) is Handoff  # in a role, what others compute is charged for, too
         self._computed: dict[int, int] = {}  # by request: up to here its prompt was cached or computed
         self._charged: Counter[str] = Counter()  # by tenant
-        self._service: dict[str, float] = dict.fromkeys(scheduler.accounts, 0.0)
+        self._service: dict[str, float] = dict.fromkeys(scheduler.queues.accounts, 0.0)
         self._books: Counter[str] = Counter()  # what had been charged at the last look
-        self._others: dict[str, float] = dict.fromkeys(scheduler.accounts, 0.0)  # of pictures and of steps, in tokens
+        # Of pictures and of steps, in tokens.
+        self._others: dict[str, float] = dict.fromkeys(scheduler.queues.accounts, 0.0)
         self._step_costs = 0.0  # of steps that brought a token or a vector, beside their tokens
         self._tenant_of: dict[int, str] = {}
         self._in_line: set[str] = set()
@@ -55,7 +56,7 @@ class Fairness:
         self._charged[self._tenant_of[update.request_id]] += len(update.token_ids)
 
     def completed(self, result: StepResult) -> None:
-        self._step_costs += self._scheduler.step_cost if result.token_ids or result.vectors else 0.0
+        self._step_costs += self._scheduler.queues.step_cost if result.token_ids or result.vectors else 0.0
 
     def launched(self, plan: StepPlan) -> Counter[str]:
         """By tenant, the tokens of prompts that this plan computes for the first time."""
@@ -107,32 +108,32 @@ class Fairness:
     def _check_books(self) -> None:
         """Each tenant is charged for just that, and the charge is divided by its weight. When it joins others in line
         its service rises besides: to that of one of them at least, and of any tenant at most."""
-        in_line = {req.tenant for req in self._scheduler.waiting}
+        in_line = {req.tenant for req in self._scheduler.queues.waiting}
         before = [self._service[name] for name in self._in_line]
-        for name, account in self._scheduler.accounts.items():
+        for name, account in self._scheduler.queues.accounts.items():
             mine = account.computed_tokens + account.generated_tokens
             require(mine == self._charged[name], f"{name} is charged for {mine} tokens and got {self._charged[name]}")
             others = account.encoded_tokens + account.step_tokens - self._others[name]
             least = self._service[name] + (mine - self._books[name] + others) / account.weight
             require(account.service >= least - 1e-6, f"{name}: service is {account.service} and not {least}")
             level = account.service - least + self._service[name]  # to which it was raised, before its charges
-            services = (other.service for other in self._scheduler.accounts.values() if other is not account)
+            services = (other.service for other in self._scheduler.queues.accounts.values() if other is not account)
             most = max(services, default=0.0)
             raised = account.service > least + 1e-6
             require(not raised or level <= most + 1e-6, f"{name} is raised to {level}, above {most}")
             if name in in_line - self._in_line and before:
                 require(account.service >= min(before) - 1e-6, f"{name} comes with credit: {account.service}, {before}")
         self._in_line = in_line
-        for name, account in self._scheduler.accounts.items():
+        for name, account in self._scheduler.queues.accounts.items():
             self._service[name], self._books[name] = account.service, self._charged[name]
             self._others[name] = account.encoded_tokens + account.step_tokens
-        charged = sum(account.step_tokens for account in self._scheduler.accounts.values())
+        charged = sum(account.step_tokens for account in self._scheduler.queues.accounts.values())
         costs = self._step_costs
         require(charged >= costs - 1e-6, f"steps cost {costs} tokens beside their own, and {charged} are charged")
 
     def _check_turns(self, started: Sequence[Request], startable: Sequence[Request], new: Mapping[str, int]) -> None:
         """Whoever starts is of the tenant that has been served least, of those whose first in rank needs no more."""
-        accounts = self._scheduler.accounts
+        accounts = self._scheduler.queues.accounts
         before_now = set(self._ever_started)
         for req in started:
             self._started_at[req.tenant] = self._scheduler.pools.steps.launched - 1
@@ -169,8 +170,8 @@ class Fairness:
         """A tenant whose turn it is, and that wants no more than its share, gets it within a bound (see `slack`) from
         one that has more, whatever that one still has to do."""
         scheduler = self._scheduler
-        blocked = scheduler.blocked
-        running = sorted([*scheduler.running.reqs, *scheduler.extending], key=by_rank)
+        blocked = scheduler.queues.blocked
+        running = sorted([*scheduler.queues.running.reqs, *scheduler.queues.extending], key=by_rank)
         held = self.held(running)
         denied = None
         if blocked and blocked.req in startable and not blocked.returning and self._stays_within(blocked.req, held):

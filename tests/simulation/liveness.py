@@ -62,7 +62,7 @@ class Liveness:
     def computed(self, plan: StepPlan, step: HashStep, now: float) -> None:
         """A step has completed: those whose prompts it extended, and who still hold what it wrote, got on."""
         extended = set(step.tenants[: plan.num_extends].tolist())
-        for req in [*self._scheduler.extending, *self._scheduler.running.reqs]:
+        for req in [*self._scheduler.queues.extending, *self._scheduler.queues.running.reqs]:
             if req.id in extended:
                 self._times[req.id].progress = now
 
@@ -75,15 +75,15 @@ class Liveness:
         scheduler = self._scheduler
         rows = set(plan.rows[: plan.num_extends].tolist()) if plan else set()
         under_way = [req for req in scheduler.requests.values() if req.held and req.held.row in rows]
-        under_way += [req for req in scheduler.extending if req.allocation.row not in rows]
+        under_way += [req for req in scheduler.queues.extending if req.allocation.row not in rows]
         unready = scheduler.constraints.unready
-        ready = (req for req in sorted(scheduler.waiting, key=self._rank) if req.id not in unready)
+        ready = (req for req in sorted(scheduler.queues.waiting, key=self._rank) if req.id not in unready)
         waiting = [req for req in ready if not self._may_wait(req, under_way)]
-        if scheduler.suspects.groups:  # nobody else runs until it is known who is to blame for a failed step
-            waiting = [req for req in waiting if req in scheduler.suspects.under_test]
+        if scheduler.queues.suspects.groups:  # nobody else runs until it is known who is to blame for a failed step
+            waiting = [req for req in waiting if req in scheduler.queues.suspects.under_test]
         admissions = [admission for admission in plan.admissions if not admission.prebuilt] if plan else []
         started = [scheduler.requests[admission.request_id] for admission in admissions]
-        self.fairness.planned(plan, started, [] if self._num_retracted or scheduler.suspects.groups else waiting)
+        self.fairness.planned(plan, started, [] if self._num_retracted or scheduler.queues.suspects.groups else waiting)
         self._overtake(started, waiting)
         for req in started:
             times = self._times[req.id]
@@ -96,7 +96,7 @@ class Liveness:
     def gives_way(self, req: Request) -> None:
         """The scheduler takes a request's memory, because others could not decode without it."""
         self._num_retracted += 1
-        running = [*self._scheduler.running.reqs, *self._scheduler.extending]
+        running = [*self._scheduler.queues.running.reqs, *self._scheduler.queues.extending]
         require(
             len(running) > 1 or self._scheduler.handoff.has_arrivals,
             f"{req} is the only one running and gives way to nobody",
@@ -191,12 +191,12 @@ class Liveness:
     def _check_head(self, waiting: list[Request], plan: StepPlan | None, started: list[Request]) -> None:
         """Nobody waits in vain: where the first in rank has all that it could ever need, it starts."""
         scheduler, config, pools = self._scheduler, self._config, self._scheduler.pools
-        head, others = waiting[0], [*scheduler.running.reqs, *scheduler.extending]
-        own = [req for req in scheduler.waiting if req.tenant == head.tenant]
+        head, others = waiting[0], [*scheduler.queues.running.reqs, *scheduler.queues.extending]
+        own = [req for req in scheduler.queues.waiting if req.tenant == head.tenant]
         if config.schedule_policy is SchedulePolicy.LPM and len(own) > 1:
             return  # others may be tried first
         ahead = [req for req in own if self._rank(req) < self._rank(head)]
-        strangers = [req for req in scheduler.waiting if req.tenant != head.tenant]
+        strangers = [req for req in scheduler.queues.waiting if req.tenant != head.tenant]
         if len(ahead) > admission.MAX_PASSED:
             return
         if any(req.overtaken >= admission.MAX_OVERTAKES for req in (*ahead, *strangers)):
@@ -212,7 +212,7 @@ class Liveness:
 
     def _makes_way(self) -> bool:
         """Whether nobody may start before a request that is owed a place."""
-        scheduler, blocked = self._scheduler, self._scheduler.blocked
+        scheduler, blocked = self._scheduler, self._scheduler.queues.blocked
         if blocked is None or len(self._config.tenants) < 2:
             return False
         return scheduler.pools.steps.launched - blocked.req.account.waits_since >= account.PATIENCE
@@ -223,7 +223,7 @@ class Liveness:
             return min(self._config.mixed_chunk_size, self.mixed_limit)
         extended = set(plan.rows[: plan.num_extends].tolist())
         under_way = [req for req in self._scheduler.requests.values() if req.held]
-        mixed = any(req.allocation.row not in extended for req in self._scheduler.running.reqs)
+        mixed = any(req.allocation.row not in extended for req in self._scheduler.queues.running.reqs)
         most = min(self._config.mixed_chunk_size, self.mixed_limit) if mixed else self._config.chunked_prefill_size
         scored = {req.allocation.row for req in under_way if req.wants_prompt_logprobs}
         costs = [admission.SCORED_COST if row in scored else 1 for row in plan.rows[: plan.num_extends].tolist()]
@@ -239,11 +239,13 @@ class Liveness:
     def _pages_short(self) -> int:
         """Pages that the next tokens open, less those that can be had or that steps in flight will release."""
         scheduler, pools = self._scheduler, self._scheduler.pools
-        rows = scheduler.running.req_pool_indices_cpu
+        rows = scheduler.queues.running.req_pool_indices_cpu
         room = np.count_nonzero(pools.rows.req_to_token[rows], axis=1) * self._config.page_size
-        growing = scheduler.running.tokens_left > 0 if scheduler.flights else np.ones(len(rows), dtype=bool)
+        growing = (
+            scheduler.queues.running.tokens_left > 0 if scheduler.queues.flights else np.ones(len(rows), dtype=bool)
+        )
         wanted = int(np.count_nonzero(growing & (pools.table.kv_bound[rows] >= room)))
         steps = [freed for freed in pools.deferred.entries if freed.ticket is None]  # nobody counts on transfers
         leaving = sum(len(freed.pages) + (freed.pin.num_pages if freed.pin else 0) for freed in steps)
-        leaving += sum(req.allocation.num_pages for req in scheduler.finishing)
+        leaving += sum(req.allocation.num_pages for req in scheduler.queues.finishing)
         return wanted - pools.kv.num_free - pools.cache.num_evictable - leaving

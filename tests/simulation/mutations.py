@@ -20,6 +20,8 @@ from forebay.scheduler import admission, scheduler
 from forebay.scheduler.memory.allocator import Allocator, Prefixes
 from forebay.scheduler.memory.deferred import Deferred
 from forebay.scheduler.memory.engine_memory import EngineMemory
+from forebay.scheduler.output_processor import OutputProcessor
+from forebay.scheduler.preemption import Preemption
 from forebay.scheduler.queues import Queues
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.bugs import Mutations, Patch
@@ -255,7 +257,7 @@ def an_abort_goes_by_the_ids_beginning(patch: Patch) -> None:
     def mutated(self, request_id):
         for id, req in list(self.requests.items()):
             if str(id).startswith(str(request_id)):
-                self.finish(req, FinishReason.ABORT)
+                self.outputs.finish(req, FinishReason.ABORT)
 
     patch.setattr(Scheduler, "abort", mutated)
 
@@ -267,19 +269,19 @@ def timeouts_are_not_noticed(patch: Patch) -> None:
 
 @mutation
 def a_finish_forgets_the_waiting_tokens(patch: Patch) -> None:
-    finish = Scheduler.finish
+    finish = OutputProcessor.finish
 
     def mutated(self, req, *args, **kwargs):
-        waiting = self.num_waiting_tokens
+        waiting = self.queues.num_waiting_tokens
         finish(self, req, *args, **kwargs)
-        self.num_waiting_tokens = waiting
+        self.queues.num_waiting_tokens = waiting
 
-    patch.setattr(Scheduler, "finish", mutated)
+    patch.setattr(OutputProcessor, "finish", mutated)
 
 
 @mutation
 def stop_tokens_are_noticed_only_after_the_first(patch: Patch) -> None:
-    append = Scheduler.append
+    append = OutputProcessor.append
 
     def mutated(self, req, *args):
         stops = req.stop_ids
@@ -288,7 +290,7 @@ def stop_tokens_are_noticed_only_after_the_first(patch: Patch) -> None:
         req.stop_ids = stops
         return told
 
-    patch.setattr(Scheduler, "append", mutated)
+    patch.setattr(OutputProcessor, "append", mutated)
 
 
 @mutation
@@ -307,36 +309,36 @@ def a_request_gets_a_token_too_many(patch: Patch) -> None:
 
 @mutation
 def a_retracted_request_loses_its_last_token(patch: Patch) -> None:
-    retract = Scheduler.retract
+    retract = Preemption.retract
 
     def mutated(self, req):
         retract(self, req)
         if req.num_output:
             req.tokens.pop()
-            self.num_waiting_tokens -= 1
+            self._queues.num_waiting_tokens -= 1
 
-    patch.setattr(Scheduler, "retract", mutated)
+    patch.setattr(Preemption, "retract", mutated)
 
 
 @mutation
 def a_retracted_request_resumes_while_a_step_still_computes_for_it(patch: Patch) -> None:
-    retract = Scheduler.retract
+    retract = Preemption.retract
 
     def mutated(self, req):
         retract(self, req)
         req.resume_after = 0
 
-    patch.setattr(Scheduler, "retract", mutated)
+    patch.setattr(Preemption, "retract", mutated)
 
 
 @mutation
 def the_token_in_flight_at_a_retraction_is_dropped(patch: Patch) -> None:
-    append = Scheduler.append
+    append = OutputProcessor.append
 
     def mutated(self, req, *args):
         return append(self, req, *args) if req.status is not Status.WAITING else 0
 
-    patch.setattr(Scheduler, "append", mutated)
+    patch.setattr(OutputProcessor, "append", mutated)
 
 
 @mutation
@@ -344,7 +346,7 @@ def a_retracted_request_survives_the_failure_of_its_step(patch: Patch) -> None:
     fail = Scheduler.fail
 
     def mutated(self, plan, error):
-        flight = self.flights[0]
+        flight = self.queues.flights[0]
         flight.reqs[:] = [req for req in flight.reqs if req.status is not Status.WAITING]
         fail(self, plan, error)
 
@@ -365,13 +367,13 @@ def prompt_logprobs_are_sent_twice_after_a_retraction(patch: Patch) -> None:
 
 @mutation
 def a_retracted_request_waits_for_a_step_that_may_never_come(patch: Patch) -> None:
-    retract = Scheduler.retract
+    retract = Preemption.retract
 
     def mutated(self, req):
         retract(self, req)
         req.resume_after += 1
 
-    patch.setattr(Scheduler, "retract", mutated)
+    patch.setattr(Preemption, "retract", mutated)
 
 
 @mutation

@@ -290,19 +290,19 @@ class Oracles:
             "the books were wrong when a step failed: the engine survives that by emptying its cache, and hides it",
         )
         require(scheduler.requests.keys() == self.live.keys(), "the scheduler lost a request, or kept one too long")
-        waiting = scheduler.waiting
+        waiting = scheduler.queues.waiting
         by_status = dict.fromkeys(Status, 0)
         for req in scheduler.requests.values():
             by_status[req.status] += 1
         require(
-            (len(waiting), len(scheduler.extending), len(scheduler.running))
+            (len(waiting), len(scheduler.queues.extending), len(scheduler.queues.running))
             == (by_status[Status.WAITING], by_status[Status.EXTENDING], by_status[Status.DECODING])
-            and (len(scheduler.pending), len(scheduler.transferring))
+            and (len(scheduler.queues.pending), len(scheduler.queues.transferring))
             == (by_status[Status.PENDING], by_status[Status.TRANSFERRING]),
             "a request stands in another queue than its status says",
         )
         require(
-            scheduler.num_waiting_tokens == sum(len(req.tokens) for req in waiting),
+            scheduler.queues.num_waiting_tokens == sum(len(req.tokens) for req in waiting),
             "the number of waiting tokens is not their sum",
         )
         room = self.config.kinds.retraction_host_bytes

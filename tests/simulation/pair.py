@@ -123,7 +123,7 @@ class HalfOracles(Oracles):
     def check(self) -> None:
         super().check()
         scheduler, most = self.scheduler, self.config.max_running_requests
-        require(scheduler.num_running <= most, f"{scheduler.num_running} requests run; {most} may")
+        require(scheduler.queues.num_running <= most, f"{scheduler.queues.num_running} requests run; {most} may")
 
 
 class Half(Simulation):
@@ -202,7 +202,7 @@ class Half(Simulation):
         number = self.num_added
         known = {"priority": priority, "namespace": namespace, "arrival": self.now, "rendezvous": where}
         req = Request(number, prompt, params, adapter=self._adapter(), **known)
-        req.compute_with(self.scheduler.weight_version)
+        req.compute_with(self.scheduler.queues.weight_version)
         self.salts[number] = salt = self.oracles.salt(namespace_of(req))
         self.references.add(number, prompt, params, salt=salt)
         room = where.room if where else 0
@@ -224,7 +224,7 @@ class Half(Simulation):
     def _why_refused(self, req: Request, room: int) -> str:
         """The code of the error with which the engine must refuse this request; empty if it must admit it."""
         config, scheduler = self.config, self.scheduler
-        if room and not scheduler.admits:
+        if room and not scheduler.queues.admits:
             return "peer_asleep"
         if room and any(live.room == room for live in self.oracles.live.values()):
             return "room_in_use"
@@ -234,7 +234,7 @@ class Half(Simulation):
             return "context_length_exceeded"
         if num_kv > config.num_pages * config.page_size:
             return "kv_capacity_exceeded"
-        queued = sum(len(other.tokens) for other in (*scheduler.waiting, *scheduler.pending))
+        queued = sum(len(other.tokens) for other in (*scheduler.queues.waiting, *scheduler.queues.pending))
         full = len(self.oracles.live) >= config.max_running_requests + config.max_queued_requests
         full = full or bool(queued and queued + req.num_prompt > config.max_queued_tokens)
         return Overloaded("").code if full else ""
@@ -388,7 +388,7 @@ class Pair:
     @property
     def _gets_on(self) -> bool:
         """Whether both engines are awake."""
-        return self.prefill.scheduler.admits and self.decode.scheduler.admits
+        return self.prefill.scheduler.queues.admits and self.decode.scheduler.queues.admits
 
     def _living_rooms(self) -> set[int]:
         """Rooms of which either engine has a request."""

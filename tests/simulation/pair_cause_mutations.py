@@ -55,7 +55,7 @@ def prefill_fails_a_request_whose_chunk_was_computed(patch: Patch) -> None:
     def mutated(self, req):
         computed(self, req)
         if next(number) % 4 == 0:
-            self.scheduler.finish(req, FinishReason.ERROR, LOST)
+            self.outputs.finish(req, FinishReason.ERROR, LOST)
 
     patch.setattr(PrefillRole, "computed", mutated)
 
@@ -129,7 +129,7 @@ def an_offer_waits_for_an_idle_engine(patch: Patch) -> None:
     has_room = DecodeRole._has_room
 
     def mutated(self, req, *others):
-        return not self.scheduler.num_running and has_room(self, req, *others)
+        return not self.queues.num_running and has_room(self, req, *others)
 
     patch.setattr(DecodeRole, "_has_room", mutated)
 
@@ -162,7 +162,7 @@ def offers_are_made_to_the_last_in_rank_first(patch: Patch) -> None:
 @mutation
 def what_has_arrived_waits_for_an_idle_engine(patch: Patch) -> None:
     join = DecodeRole._join
-    patch.setattr(DecodeRole, "_join", lambda self: None if self.scheduler.num_running else join(self))
+    patch.setattr(DecodeRole, "_join", lambda self: None if self.queues.num_running else join(self))
 
 
 @mutation
@@ -170,7 +170,7 @@ def one_row_of_those_that_may_run_stays_empty(patch: Patch) -> None:
     join = DecodeRole._join
 
     def mutated(self):
-        if self.scheduler.num_running + 1 < self.scheduler.config.max_running_requests or not self.scheduler.running:
+        if self.queues.num_running + 1 < self.queues.config.max_running_requests or not self.queues.running:
             join(self)
 
     patch.setattr(DecodeRole, "_join", mutated)
@@ -211,14 +211,14 @@ def transfers_go_on_to_requests_whose_places_were_cleared(patch: Patch) -> None:
 
 @mutation
 def a_recovery_forgets_the_other_requests(patch: Patch) -> None:
-    all_wait = Queues.all_wait
+    requeue_all = Queues.requeue_all
 
     def mutated(self, *, cleared):
-        all_wait(self, cleared=cleared)
+        requeue_all(self, cleared=cleared)
         for req in list(self.waiting)[1:]:
             self.waiting.remove(req)
 
-    patch.setattr(Queues, "all_wait", mutated)
+    patch.setattr(Queues, "requeue_all", mutated)
 
 
 @mutation

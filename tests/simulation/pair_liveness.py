@@ -64,7 +64,7 @@ class PairLiveness(Liveness):
     def computed(self, plan: StepPlan, step: HashStep, now: float) -> None:
         super().computed(plan, step, now)
         extended = set(step.tenants[: plan.num_extends].tolist())
-        for req in self._scheduler.transferring:
+        for req in self._scheduler.queues.transferring:
             if req.id in extended and not self._options.is_decode:
                 self._times[req.id].progress = self._leases[req.id] = now
 
@@ -75,19 +75,19 @@ class PairLiveness(Liveness):
 
     def went_on(self, now: float) -> None:
         """The time for which a request waited for an engine that slept is no delay."""
-        for req in self._scheduler.waiting:
+        for req in self._scheduler.queues.waiting:
             self._times[req.id].progress = now
 
     def weights_changed(self) -> None:
         """Every request begins again."""
-        for req in (*self._scheduler.pending, *self._scheduler.waiting):
+        for req in (*self._scheduler.queues.pending, *self._scheduler.queues.waiting):
             self._times[req.id].started = False
 
     def planned(self, plan: StepPlan | None, now: float) -> None:
         forced = self._num_retracted > 0
         others = any(not admission.prebuilt for admission in plan.admissions) if plan else False
         super().planned(plan, now)
-        if self._options.is_decode and not (forced or others or self._scheduler.suspects.groups):
+        if self._options.is_decode and not (forced or others or self._scheduler.queues.suspects.groups):
             self._check_arrived()
             self._check_pending()
 
@@ -99,7 +99,7 @@ class PairLiveness(Liveness):
             return True
         if req.status in (Status.PENDING, Status.WAITING) and not times.started:
             return now - times.arrival > config.queue_timeout_s
-        moves = req.status is not Status.TRANSFERRING and (self._scheduler.admits or req.held is not None)
+        moves = req.status is not Status.TRANSFERRING and (self._scheduler.queues.admits or req.held is not None)
         return moves and now - times.progress > config.stall_timeout_s
 
     def _has_lost_its_peer(self, req: Request, now: float) -> bool:
@@ -110,32 +110,32 @@ class PairLiveness(Liveness):
         return now - self._leases.get(req.id, now) > self._options.lease_s
 
     def _check_head(self, waiting: list[Request], plan: StepPlan | None, started: list[Request]) -> None:
-        if self._scheduler.num_running < self._config.max_running_requests:
+        if self._scheduler.queues.num_running < self._config.max_running_requests:
             super()._check_head(waiting, plan, started)
 
     def _check_arrived(self) -> None:
         """A request that has its first token runs as soon as fewer requests run than may."""
         scheduler, most = self._scheduler, self._config.max_running_requests
-        arrived = [req for req in scheduler.transferring if req.num_output]
+        arrived = [req for req in scheduler.queues.transferring if req.num_output]
         require(
-            not arrived or scheduler.num_running >= most,
-            f"{arrived} arrived, and {scheduler.num_running} run of {most}",
+            not arrived or scheduler.queues.num_running >= most,
+            f"{arrived} arrived, and {scheduler.queues.num_running} run of {most}",
         )
 
     def _check_pending(self) -> None:
         """The first in rank is offered places if there are places for all that every request could ever need."""
         scheduler, pools = self._scheduler, self._scheduler.pools
-        if not scheduler.pending or scheduler.waiting or scheduler.is_saving or pools.scarce:
+        if not scheduler.queues.pending or scheduler.queues.waiting or scheduler.queues.is_saving or pools.scarce:
             return
         if sum(isinstance(order, Offer) for order in scheduler.handoff._orders) >= HANDOVERS_PER_PLAN:
             return
         if not pools.rows.available_size():
             return
-        head = min(scheduler.pending, key=self._rank)
+        head = min(scheduler.queues.pending, key=self._rank)
         rows = np.flatnonzero(pools.table.request_id != NO_OWNER)
         whole = self._pages(head.max_kv_len) + sum(self._pages(int(pools.table.max_kv_len[row])) for row in rows)
         left = sum(len(freed.pages) for freed in pools.deferred.entries)
-        left += sum(req.allocation.num_pages for req in scheduler.finishing)
+        left += sum(req.allocation.num_pages for req in scheduler.queues.finishing)
         require(
             whole + left > pools.usable_pages - pools.cache.num_pages + pools.cache.num_evictable,
             f"{head} is offered nothing, although it and {len(rows)} others need {whole} pages at most, {left} are "

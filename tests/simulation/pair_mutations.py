@@ -23,8 +23,8 @@ from forebay.scheduler.handoff import Handoff, Role
 from forebay.scheduler.memory.allocator import Allocator
 from forebay.scheduler.memory.deferred import Deferred
 from forebay.scheduler.memory.pools import Pools
-from forebay.scheduler.output_processor import OutputProcessor
 from forebay.scheduler.prefill_role import PrefillRole
+from forebay.scheduler.queues import Queues
 from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.pair import run_pair
 
@@ -87,11 +87,11 @@ def a_state_of_another_length_is_sent(patch: Patch) -> None:
 @mutation
 def a_page_is_sent_before_its_chunk_has_committed(patch: Patch) -> None:
     def mutated(self, req):
-        sending, held, page_size = self._sending(req), req.allocation, self.scheduler.config.page_size
+        sending, held, page_size = self._sending(req), req.allocation, self.queues.config.page_size
         stop = held.kv_bound // page_size * page_size
         if sending and stop > sending.next:
             held.ticket = sending
-            places = self.scheduler.pools.kv_places(held, sending.next, stop)
+            places = self.queues.pools.kv_places(held, sending.next, stop)
             self._send(Send(ticket=sending.ticket, spans=places))
             sending.next = stop
 
@@ -151,11 +151,11 @@ def one_more_runs_than_may(patch: Patch) -> None:
     join = DecodeRole._join
 
     def mutated(self):
-        config, rows = self.scheduler.config, self.scheduler.pools.rows
+        config, rows = self.queues.config, self.queues.pools.rows
         more = config.max_running_requests + 1
-        self.scheduler.config, rows.size = replace(config, max_running_requests=more), more
+        self.queues.config, rows.size = replace(config, max_running_requests=more), more
         join(self)
-        self.scheduler.config, rows.size = config, more - 1
+        self.queues.config, rows.size = config, more - 1
 
     patch.setattr(DecodeRole, "_join", mutated)
     patch.setattr(DecodeReqToTokenPool, "alloc_running", lambda self, reqs, num_running: self.alloc(reqs))
@@ -193,21 +193,21 @@ def nobody_is_told_of_an_abort(patch: Patch) -> None:
 
 @mutation
 def prefill_tells_the_end_before_all_has_arrived(patch: Patch) -> None:
-    keeps = PrefillRole.keeps
+    defer_end = PrefillRole.defer_end
 
     def mutated(self, req, reason, update):
-        kept = keeps(self, req, reason, update)
-        if kept and req.status is Status.TRANSFERRING:
+        deferred = defer_end(self, req, reason, update)
+        if deferred and req.status is Status.TRANSFERRING:
             self._sent(self._sending(req), req)
-        return kept
+        return deferred
 
-    patch.setattr(PrefillRole, "keeps", mutated)
+    patch.setattr(PrefillRole, "defer_end", mutated)
 
 
 @mutation
 def places_are_offered_while_somebody_waits_for_memory(patch: Patch) -> None:
     """So much that those who run cannot get on: nobody may need more than there will be."""
-    patch.setattr(DecodeRole, "_has_room", lambda self, *others: self.scheduler.pools.available_pages > 0)
+    patch.setattr(DecodeRole, "_has_room", lambda self, *others: self.queues.pools.available_pages > 0)
 
 
 @mutation
@@ -228,14 +228,14 @@ def a_failed_step_forgets_what_has_arrived(patch: Patch) -> None:
 
 @mutation
 def an_unarrived_request_that_ends_waits_for_steps(patch: Patch) -> None:
-    transfer = OutputProcessor.transfer
+    transfer = Queues.transfer
 
     def mutated(self, req):
         transfer(self, req)
         if req.held:
             req.allocation.ticket and setattr(req.allocation.ticket, "whole", False)
 
-    patch.setattr(OutputProcessor, "transfer", mutated)
+    patch.setattr(Queues, "transfer", mutated)
 
 
 if __name__ == "__main__":

@@ -418,7 +418,7 @@ class PictureLiveness(Liveness):
     def planned(self, plan: StepPlan | None, now: float) -> None:
         self._encoded = {encode.picture for encode in plan.pictures.encodes} if plan else set()
         if plan and self._encoded:
-            self._encoded_for[plan.step] = [req.id for req in self._scheduler.flights[-1].encoded_for]
+            self._encoded_for[plan.step] = [req.id for req in self._scheduler.queues.flights[-1].encoded_for]
         super().planned(plan, now)
 
     def computed(self, plan: StepPlan, step: HashStep, now: float) -> None:
@@ -437,11 +437,11 @@ class PictureLiveness(Liveness):
         scheduler = self._scheduler
         if req.pictures is None:
             return False
-        encoding, flights = scheduler.encoding, scheduler.flights
+        encoding, flights = scheduler.queues.encoding, scheduler.queues.flights
         if encoding.get(req.account, req) is not req:
             return True
         chunks = flights[-1].chunks if flights else ()
-        others = {*scheduler.extending, *encoding.values(), *(chunk.req for chunk in chunks)} - {req}
+        others = {*scheduler.queues.extending, *encoding.values(), *(chunk.req for chunk in chunks)} - {req}
         if any(other.pictures and other.account is req.account for other in others):
             return True  # it may have been encoded first until it started
         in_use = {its for other in others if other.pictures for its in other.pictures.encodings}
@@ -470,7 +470,7 @@ class PictureOracles(Oracles):
     places: dict[int, Place]
 
     def rows_of_ids(self, tokens: I32, salt: int, delta: int) -> Rows:
-        known, version = self.scheduler.pools.pictures, self.scheduler.weight_version
+        known, version = self.scheduler.pools.pictures, self.scheduler.queues.weight_version
         assert known is not None
         rows: dict[int, int] = {}
         places: list[Place | None] = [None] * len(tokens)
@@ -550,7 +550,7 @@ class Showing:
 
     def tick(self) -> bool:
         if self.dice.random() < self.restarts:
-            encoding.restart_ids(self.scheduler, self.encoder.known)  # type: ignore[attr-defined]
+            encoding.restart_ids(self.scheduler.queues, self.encoder.known)  # type: ignore[attr-defined]
             self.num_restarts += 1
         moved: bool = super().tick()  # type: ignore[misc]
         return moved
@@ -577,7 +577,7 @@ class Showing:
     def _rows(self, pictures: Sequence[Picture]) -> Rows:
         rows: dict[int, int] = {}
         places: dict[int, Place] = {}
-        version = self.scheduler.weight_version  # type: ignore[attr-defined]
+        version = self.scheduler.queues.weight_version  # type: ignore[attr-defined]
         for its in pictures:
             num_layers = self.encoder.config.num_layers
             values = [row for tile in tiles_of(its) for row in rows_of_tile(*tile, version, num_layers)]
@@ -612,7 +612,7 @@ class Showing:
         super().planned(plan, width)  # type: ignore[misc]
 
     def failing(self, plan: StepPlan) -> None:
-        suspected = self.scheduler.flights[0].suspected  # type: ignore[attr-defined]
+        suspected = self.scheduler.queues.flights[0].suspected  # type: ignore[attr-defined]
         super().failing(plan)  # type: ignore[misc]
         if len(suspected) == 1:
             self._of(suspected[0][0].id, "may_fail")  # type: ignore[attr-defined]
@@ -710,7 +710,7 @@ class PictureSleeping(Showing, SleepingSimulation):
     def update(self, path: str | None, given: Mapping[str, Any], progress: Callable[[], None]) -> None:
         super().update(path, given, progress)
         self.encoder.reset()
-        self.encoder.version = self.scheduler.weight_version + 1
+        self.encoder.version = self.scheduler.queues.weight_version + 1
 
 
 def run_seed(seed: int) -> PictureOutcome:

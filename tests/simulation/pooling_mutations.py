@@ -6,19 +6,19 @@ import pytest
 
 from forebay.requests.request import Request
 from forebay.scheduler.output_processor import OutputProcessor
-from forebay.scheduler.scheduler import Scheduler
+from forebay.scheduler.preemption import Preemption
 
 Patch = pytest.MonkeyPatch
 
 
 def a_vector_is_told_to_another(patch: Patch) -> None:
-    take = OutputProcessor._take_vectors
+    take = OutputProcessor.take_vectors
 
     def mutated(self, flight, vectors):
         places = list(vectors)
         take(self, flight, dict(zip(places, [vectors[place] for place in (*places[1:], places[0])], strict=True)))
 
-    patch.setattr(OutputProcessor, "_take_vectors", mutated)
+    patch.setattr(OutputProcessor, "take_vectors", mutated)
 
 
 def a_mean_goes_on_from_a_hit(patch: Patch) -> None:
@@ -32,14 +32,14 @@ def a_mean_goes_on_from_a_hit(patch: Patch) -> None:
 
 
 def a_retracted_mean_goes_on_from_its_copy_on_the_host(patch: Patch) -> None:
-    suspend = Scheduler.suspend
+    suspend = Preemption.suspend
 
     def mutated(self, req):
         pools_all, req.pools_all = req.pools_all, False
         suspend(self, req)
         req.pools_all = pools_all
 
-    patch.setattr(Scheduler, "suspend", mutated)
+    patch.setattr(Preemption, "suspend", mutated)
 
 
 def a_vector_is_told_and_its_request_goes_on(patch: Patch) -> None:

@@ -17,6 +17,7 @@ from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.scheduler.admission import MAX_RETRACTIONS
 from forebay.scheduler.grammars import Grammars
 from forebay.scheduler.handoff import Handoff
+from forebay.scheduler.preemption import Preemption
 from forebay.scheduler.proposer import Proposer
 from forebay.scheduler.queues import Blocked, by_rank
 from forebay.scheduler.scheduler import NO_LIMIT, Scheduler
@@ -63,7 +64,8 @@ class RetractingScheduler(Scheduler):
         skips: bool = False,
     ) -> None:
         super().__init__(config, proposer, handoff, grammars)
-        self.every, self.skips, self._num_plans, self._due = every, skips, 0, False
+        self.every, self.skips = every, skips
+        self.preemption = RetractingPreemption(self)
         self.liveness: Liveness | None = None
         self.watcher: Watcher | None = None
         self.added: Request | None = None  # at last
@@ -104,7 +106,7 @@ class RetractingScheduler(Scheduler):
         if self.watcher:
             self.watcher.failing(plan)
         super().fail(plan, error)
-        if self.watcher and (len(self.requests) < num_requests or not self.suspects.groups):
+        if self.watcher and (len(self.requests) < num_requests or not self.queues.suspects.groups):
             self.watcher.count_failure()
 
     def recover(self, error: ForebayError, culprit: Request | None) -> bool:
@@ -122,45 +124,53 @@ class RetractingScheduler(Scheduler):
         else:
             run()
 
-    # -- what it does more often --------------------------------------------------------------------------------------
+
+class RetractingPreemption(Preemption):
+    """The preemption of a `RetractingScheduler`, which says when to retract one request more."""
+
+    def __init__(self, scheduler: RetractingScheduler) -> None:
+        super().__init__(scheduler.queues, scheduler.handoff, scheduler.ratio)
+        self._scheduler, self._num_plans, self._due = scheduler, 0, False
 
     def retract(self, req: Request) -> None:
-        if self.liveness:
-            self.liveness.gives_way(req)
+        if self._scheduler.liveness:
+            self._scheduler.liveness.gives_way(req)
         super().retract(req)
 
-    def _make_way(self, blocked: Blocked) -> None:
-        ranked = sorted([*self.running.reqs, *self.extending], key=by_rank)
-        held = self.liveness.fairness.held(ranked) if self.liveness else {}
-        super()._make_way(blocked)
+    def displace(self, blocked: Blocked) -> None:
+        liveness = self._scheduler.liveness
+        ranked = sorted([*self._queues.running.reqs, *self._queues.extending], key=by_rank)
+        held = liveness.fairness.held(ranked) if liveness else {}
+        super().displace(blocked)
         for req in ranked:
-            if self.liveness and req.held is None:
-                self.liveness.fairness.displaced(req, blocked.req, ranked, held)
+            if liveness and req.held is None:
+                liveness.fairness.displaced(req, blocked.req, ranked, held)
 
-    def _decoding_rows(self) -> tuple[Ids | None, bool]:
-        active, roomy = super()._decoding_rows()
+    def make_room(self) -> tuple[Ids | None, bool]:
+        active, roomy = super().make_room()
+        queues, every = self._queues, self._scheduler.every
         self._num_plans += 1
-        due, self._due = self._due or (self.every > 0 and self._num_plans % self.every == 0), False
-        here = [r for r in [*self.running.reqs, *self.extending] if r.num_retractions < MAX_RETRACTIONS]
-        if due and here:
-            last = max(here, key=by_rank)
-            if self.liveness:
-                self.liveness.forced()
+        due, self._due = self._due or (every > 0 and self._num_plans % every == 0), False
+        candidates = [r for r in [*queues.running.reqs, *queues.extending] if r.num_retractions < MAX_RETRACTIONS]
+        if due and candidates:
+            last = max(candidates, key=by_rank)
+            if self._scheduler.liveness:
+                self._scheduler.liveness.forced()
             self._due = last.allocation.num_drafts > 0
             if self._due:
                 return self._without(last, active), False
             super().retract(last)
-            active, _ = super()._decoding_rows()
+            active, _ = super().make_room()
             roomy = False  # as after any other retraction
-        roomy = roomy or not self.num_running
-        written, _, _ = self.pools.draft.row_writes
-        if not (self.skips and len(written)):
+        roomy = roomy or not queues.num_running
+        written, _, _ = queues.pools.draft.row_writes
+        if not (self._scheduler.skips and len(written)):
             return active, roomy
-        changed = np.isin(self.running.req_pool_indices_cpu, written)
-        here = np.arange(len(self.running)) if active is None else active
-        others = here[~changed[here]]
+        changed = np.isin(queues.running.req_pool_indices_cpu, written)
+        indices = np.arange(len(queues.running)) if active is None else active
+        others = indices[~changed[indices]]
         return (others if len(others) else active), roomy
 
     def _without(self, req: Request, active: Ids | None) -> Ids:
-        everyone = np.arange(len(self.running)) if active is None else active
-        return np.setdiff1d(everyone, [self.running.reqs.index(req)])
+        indices = np.arange(len(self._queues.running)) if active is None else active
+        return np.setdiff1d(indices, [self._queues.running.reqs.index(req)])

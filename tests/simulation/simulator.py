@@ -179,7 +179,7 @@ class Simulation:
             resume_points=resume_points,
             adapter=self._adapter(),
         )
-        req.compute_with(self.scheduler.weight_version)
+        req.compute_with(self.scheduler.queues.weight_version)
         self.salts[req.id] = salt = salt_of(namespace_of(req))
         rows = self._rows(pictures)
         self.references.add(req.id, prompt, params, salt=salt, rows=rows)
@@ -238,7 +238,7 @@ class Simulation:
         return num_tokens > self.config.context_length or kv_len > capacity
 
     def _full(self, req: Request) -> bool:
-        waiting = list(self.scheduler.waiting)
+        waiting = list(self.scheduler.queues.waiting)
         own = sum(len(other.tokens) for other in waiting if other.tenant == req.tenant)
         living = [tracked.tenant for tracked in self.oracles.live.values()]
         queued = sum(len(other.tokens) for other in waiting)
@@ -318,7 +318,7 @@ class Simulation:
             self.device.never_launched(plan)
         self.device.num_done += 1
         culprit = its.culprit if its.culprit and its.culprit.id in self.scheduler.requests else None
-        runs = [*self.scheduler.running.reqs, *self.scheduler.extending]
+        runs = [*self.scheduler.queues.running.reqs, *self.scheduler.queues.extending]
         for req in [culprit] if culprit else runs if len(runs) == 1 else []:
             self._of(req.id, "may_fail")
         self.num_disturbed += 1
@@ -329,7 +329,7 @@ class Simulation:
 
     def planned(self, plan: StepPlan | None, width: int) -> None:
         # Else nothing was decided, because tokens must come first, or nobody may start.
-        if self.scheduler.admits and not (self.proposer and self.flights and width > 1):
+        if self.scheduler.queues.admits and not (self.proposer and self.flights and width > 1):
             self.oracles.liveness.planned(plan, self.now)
         elif plan:
             self.oracles.liveness.launched(plan)
@@ -343,9 +343,8 @@ class Simulation:
         for i in result.failed:
             tracked = self.oracles.live.get(int(self.device.landed.tenants[i]))
             if tracked and tracked.id in self.scheduler.requests:  # else an earlier step ended it
-                untold = sum(
-                    len(update.token_ids) for update in self.scheduler.updates if update.request_id == tracked.id
-                )
+                updates = self.scheduler.outputs.updates
+                untold = sum(len(update.token_ids) for update in updates if update.request_id == tracked.id)
                 new = result.num_new[i] - 1 if result.num_new else 0
                 tracked.breaks_at = len(tracked.received) + untold + new
 
@@ -382,9 +381,9 @@ class Simulation:
         self.device.num_failures += 1
 
     def expire(self, run: Callable[[], None]) -> None:
-        due, told = self.oracles.liveness.due(self.now), len(self.scheduler.updates)
+        due, told = self.oracles.liveness.due(self.now), len(self.scheduler.outputs.updates)
         run()
-        self.oracles.liveness.expired(self.scheduler.updates[told:], due, self.now)
+        self.oracles.liveness.expired(self.scheduler.outputs.updates[told:], due, self.now)
 
     def _of(self, request_id: int, may: str) -> None:
         if request_id in self.oracles.live:

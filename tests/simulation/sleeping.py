@@ -207,7 +207,7 @@ class Sleeping:
             runner.states.lens[:] = -1
 
     def _expect_other_tokens(self) -> None:
-        for req in (*self.scheduler.waiting, *self.scheduler.pending):
+        for req in (*self.scheduler.queues.waiting, *self.scheduler.queues.pending):
             tracked = self.oracles.live[req.id]
             self.salts[req.id] = tracked.salt = self.oracles.salt(namespace_of(req))
             tracked.rows = self._rows_again(tracked)

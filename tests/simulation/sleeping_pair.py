@@ -49,7 +49,7 @@ class SleepingHalf(Sleeping, Half):
 
     def _what(self) -> str:
         """Who computes with older weights than the other takes newer ones: till then the two do nothing together."""
-        if self.scheduler.weight_version < self.other.scheduler.weight_version:
+        if self.scheduler.queues.weight_version < self.other.scheduler.queues.weight_version:
             return self.sleeps.choice(["update", "release and update"])
         return self.sleeps.choice(["pause", "release", "release", "release and update"])
 
@@ -76,7 +76,7 @@ class SleepingPair(Pair):
 
     @property
     def _can_meet(self) -> bool:
-        prefill, decode = self.prefill.scheduler, self.decode.scheduler
+        prefill, decode = self.prefill.scheduler.queues, self.decode.scheduler.queues
         return self._gets_on and prefill.weight_version == decode.weight_version
 
     def sleeps(self, rng: Random) -> None:

@@ -30,7 +30,7 @@ def test_a_row_handed_out_again_at_once_has_no_writes_of_its_last_tenant():
 
 
 def retract_last(rig: Rig) -> None:
-    rig.scheduler.retract(rig.scheduler.victim)
+    rig.scheduler.preemption.retract(rig.scheduler.queues.victim)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

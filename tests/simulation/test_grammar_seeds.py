@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from forebay.scheduler.grammars import Constraints
+from forebay.scheduler.preemption import Preemption
 from forebay.scheduler.queues import Queues
-from forebay.scheduler.scheduler import Scheduler
 from tests.simulation import sleeping
 from tests.simulation.event_log import Outcome
 from tests.simulation.grammars import HashGrammars, Matcher
@@ -48,15 +48,15 @@ def a_mask_is_anothers(patch: Patch) -> None:
 
 @mutation
 def a_matcher_begins_again_with_a_retraction_and_reads_only_what_comes(patch: Patch) -> None:
-    suspend = Scheduler.suspend
+    suspend = Preemption.suspend
 
     def mutated(self, req):
         suspend(self, req)
         if req.params.grammar:
-            grammars = self.constraints.grammars
+            grammars = self._queues.constraints.grammars
             grammars.matchers[req.id] = Matcher(req.params, grammars._vocab)
 
-    patch.setattr(Scheduler, "suspend", mutated)
+    patch.setattr(Preemption, "suspend", mutated)
 
 
 @mutation

@@ -56,7 +56,7 @@ def test_b4_memory_pressure_retracts_no_request_forever_and_recomputes_little(pe
             prompt = [sim.rng.randrange(1000) for _ in range(each // 3)]
             sim.add(prompt, greedy(each - each // 3))
             requests.append(sim.scheduler.requests[sim.num_added])
-        while wave < 5 and len(sim.scheduler.waiting) > 4:
+        while wave < 5 and len(sim.scheduler.queues.waiting) > 4:
             sim.turn()
     sim.drain()
     outcome = sim.outcome()

@@ -111,7 +111,7 @@ def generations_are_reset(patch: Patch) -> None:
 @mutation
 def memory_is_released_before_steps_in_flight_have_landed(patch: Patch) -> None:
     def done(self):
-        return not self._scheduler.num_running
+        return not self._queues.num_running
 
     patch.setattr(Halt, "done", property(done))
 
@@ -119,9 +119,9 @@ def memory_is_released_before_steps_in_flight_have_landed(patch: Patch) -> None:
 @mutation
 def who_goes_on_under_new_weights_keeps_its_tokens(patch: Patch) -> None:
     def mutated(scheduler, version):
-        scheduler.weight_version = version
+        scheduler.queues.weight_version = version
         scheduler.memory.clear([])
-        for req in scheduler.waiting:
+        for req in scheduler.queues.waiting:
             req.compute_with(version)
             req.resume_after = 0
 
@@ -134,7 +134,7 @@ def requests_start_while_the_engine_comes_to_a_halt(patch: Patch) -> None:
 
     def mutated(self, scheduler, mode):
         begin(self, scheduler, mode)
-        scheduler.admits = True
+        scheduler.queues.admits = True
 
     patch.setattr(Halt, "__init__", mutated)
 
@@ -144,7 +144,7 @@ def requests_that_waited_through_a_release_wait_for_a_step_that_never_comes(patc
     def mutated(scheduler):
         pools = scheduler.pools
         scheduler.memory.clear([], committed=pools.steps.committed, released=True)
-        for req in scheduler.waiting:
+        for req in scheduler.queues.waiting:
             req.resume_after = pools.steps.launched + 1
 
     patch.setattr(sleep, "forget_caches", mutated)
@@ -153,7 +153,7 @@ def requests_that_waited_through_a_release_wait_for_a_step_that_never_comes(patc
 @of_a_pair
 def memory_is_released_while_a_peer_may_touch_it(patch: Patch) -> None:
     def done(self):
-        s = self._scheduler
+        s = self._queues
         return not (s.num_running or s.flights or s.finishing or s.transferring or s.pools.draft.saves)
 
     patch.setattr(Halt, "done", property(done))
@@ -165,14 +165,14 @@ def what_one_version_computes_is_decoded_by_another(patch: Patch) -> None:
     offered = PrefillRole._offered
 
     def mutated(self, event, now):
-        offered(self, replace(event, weight_version=self.scheduler.weight_version), now)
+        offered(self, replace(event, weight_version=self.queues.weight_version), now)
 
     patch.setattr(PrefillRole, "_offered", mutated)
 
 
 @of_a_pair
 def who_waits_with_an_open_ticket_waits_for_ever(patch: Patch) -> None:
-    patch.setattr(Role, "rest", lambda self: None)
+    patch.setattr(Role, "drain", lambda self: None)
 
 
 @pytest.mark.quick(5)

@@ -7,8 +7,8 @@ import pytest
 from forebay.base.room import Room
 from forebay.scheduler import admission, displacing, scheduler
 from forebay.scheduler.admission import AdmissionPass
+from forebay.scheduler.preemption import Preemption
 from forebay.scheduler.queues import Queues, by_rank
-from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.event_log import Outcome
 from tests.simulation.tenants import run_tenants
@@ -68,13 +68,13 @@ def steps_cost_nothing_beside_their_tokens(patch: Patch) -> None:
 
 @mutation
 def recomputed_tokens_are_charged_again(patch: Patch) -> None:
-    suspend = Scheduler.suspend
+    suspend = Preemption.suspend
 
     def mutated(self, req):
         suspend(self, req)
         req.num_charged = 0
 
-    patch.setattr(Scheduler, "suspend", mutated)
+    patch.setattr(Preemption, "suspend", mutated)
 
 
 @mutation
@@ -84,20 +84,20 @@ def retraction_forgets_tenants(patch: Patch) -> None:
 
 @mutation
 def newcomer_waits_for_whatever_runs(patch: Patch) -> None:
-    patch.setattr(Scheduler, "_make_way", lambda self, blocked: None)
+    patch.setattr(Preemption, "displace", lambda self, blocked: None)
 
 
 @mutation
 def displacement_does_not_wait(patch: Patch) -> None:
-    make_way = Scheduler._make_way
+    displace = Preemption.displace
 
     def mutated(self, blocked):
         since = blocked.req.account.waits_since
         blocked.req.account.waits_since = -1000
-        make_way(self, blocked)
+        displace(self, blocked)
         blocked.req.account.waits_since = since
 
-    patch.setattr(Scheduler, "_make_way", mutated)
+    patch.setattr(Preemption, "displace", mutated)
 
 
 @mutation

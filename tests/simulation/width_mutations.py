@@ -15,6 +15,8 @@ from forebay.requests.updates import FinishReason
 from forebay.scheduler.memory import allocator
 from forebay.scheduler.memory.allocator import Allocator, Prefixes
 from forebay.scheduler.memory.pools import Pools
+from forebay.scheduler.output_processor import OutputProcessor
+from forebay.scheduler.preemption import Preemption
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.hash_runner import HashRunner
 from tests.simulation.hashing import KEY
@@ -84,16 +86,17 @@ def a_window_moves_on_by_the_bound(patch: Patch) -> None:
 
 
 def a_victims_length_is_taken_from_the_bound(patch: Patch) -> None:
-    decoding_rows = Scheduler._decoding_rows
+    make_room = Preemption.make_room
 
     def mutated(self):
-        drafts = self.pools.table.num_drafts.copy()
-        self.pools.table.num_drafts[:] = 0
-        found = decoding_rows(self)
-        self.pools.table.num_drafts[:] = drafts
+        table = self._queues.pools.table
+        drafts = table.num_drafts.copy()
+        table.num_drafts[:] = 0
+        found = make_room(self)
+        table.num_drafts[:] = drafts
         return found
 
-    patch.setattr(Scheduler, "_decoding_rows", mutated)
+    patch.setattr(Preemption, "make_room", mutated)
 
 
 # -- snapshots --------------------------------------------------------------------------------------------------------
@@ -123,7 +126,7 @@ def a_snapshot_is_that_of_the_bound(patch: Patch) -> None:
 
 
 def a_stop_token_within_the_accepted_is_ignored(patch: Patch) -> None:
-    append = Scheduler.append
+    append = OutputProcessor.append
 
     def mutated(self, req, tokens, *args):
         stops = req.stop_ids
@@ -132,12 +135,12 @@ def a_stop_token_within_the_accepted_is_ignored(patch: Patch) -> None:
         req.stop_ids = stops
         return told
 
-    patch.setattr(Scheduler, "append", mutated)
+    patch.setattr(OutputProcessor, "append", mutated)
 
 
 def a_token_behind_the_last_one_is_told(patch: Patch) -> None:
     """A draft more is verified than may come, and whoever takes in the tokens relies on that."""
-    propose, append = Scheduler._propose, Scheduler.append
+    propose, append = Scheduler._propose, OutputProcessor.append
 
     def proposing(self, reqs, rows, width):
         self.pools.table.max_kv_len[rows] += 1
@@ -154,12 +157,12 @@ def a_token_behind_the_last_one_is_told(patch: Patch) -> None:
         return told
 
     patch.setattr(Scheduler, "_propose", proposing)
-    patch.setattr(Scheduler, "append", appending)
+    patch.setattr(OutputProcessor, "append", appending)
 
 
 def a_request_that_fails_behind_a_token_does_not_hear_it(patch: Patch) -> None:
-    end_failed = Scheduler._end_failed
-    patch.setattr(Scheduler, "_end_failed", lambda self, failed, sampled, now: end_failed(self, failed, [], now))
+    end_failed = OutputProcessor.end_failed
+    patch.setattr(OutputProcessor, "end_failed", lambda self, failed, sampled, now: end_failed(self, failed, [], now))
 
 
 def what_was_accepted_behind_the_end_is_adopted(patch: Patch) -> None:
@@ -174,14 +177,14 @@ def what_was_accepted_behind_the_end_is_adopted(patch: Patch) -> None:
 
 
 def a_proposer_is_not_told_who_has_ended(patch: Patch) -> None:
-    finish = Scheduler.finish
+    finish = OutputProcessor.finish
 
     def mutated(self, *args, **kwargs):
         with Patch.context() as inside:
             inside.setattr(self, "proposer", None)
             finish(self, *args, **kwargs)
 
-    patch.setattr(Scheduler, "finish", mutated)
+    patch.setattr(OutputProcessor, "finish", mutated)
 
 
 # -- the device -------------------------------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ class Soak:
             "mailboxes": engine._mailboxes,
             "questions": engine._answers,
             "requests": scheduler.requests,
-            "waiting": list(scheduler.waiting),
+            "waiting": list(scheduler.queues.waiting),
             "in flight": list(core._in_flight),
             "deferred": list(scheduler.pools.deferred.entries),
             "on the host": scheduler.memory.host_copies._copies,

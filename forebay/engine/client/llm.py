@@ -263,7 +263,7 @@ class LLM:
     @property
     def weight_version(self) -> int:
         """How often the weights have been updated."""
-        return self._core.scheduler.weight_version
+        return self._core.scheduler.queues.weight_version
 
     def _params(
         self, given: SamplingParams | Sequence[SamplingParams] | None, prompts: Iterable[object]

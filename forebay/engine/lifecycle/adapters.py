@@ -222,7 +222,7 @@ class AdapterLoader:
         )
         for req in list(self._scheduler.requests.values()):
             if req.adapter is adapter:
-                self._scheduler.finish(req, FinishReason.ERROR, lost)
+                self._scheduler.outputs.finish(req, FinishReason.ERROR, lost)
 
     # -- between steps ------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from forebay.engine.lifecycle.contents import ContentsCheck
 from forebay.engine.lifecycle.transitions import Transitions
 from forebay.memory.kv_allocator import KV
 from forebay.memory.slots import Ids
-from forebay.scheduler.halt import Halt, Mode, forget_caches, go_on, keep_cached, weights_changed
+from forebay.scheduler.halt import Halt, Mode, forget_caches, keep_cached, resume, weights_changed
 from forebay.scheduler.scheduler import Scheduler
 
 RETRY_AFTER_S: Final = 5.0  # a wake that failed, for requests that wait
@@ -140,7 +140,7 @@ class Sleeper:
             released=list(self._released),
             paused=self._paused,
             num_bytes=self._memory.num_bytes(),
-            weight_version=self._scheduler.weight_version,
+            weight_version=self._scheduler.queues.weight_version,
             last_sleep_s=self._last_sleep_s,
             last_wake_s=self._last_wake_s,
             kept_tokens=self._kept_tokens,
@@ -155,14 +155,14 @@ class Sleeper:
         transition = self.transitions.current
         if transition is None:
             wakes = self._wake_on_request and not self._paused  # a pause ends by a command alone
-            wanted = self._scheduler.waiting or self._scheduler.pending
+            wanted = self._scheduler.queues.waiting or self._scheduler.queues.pending
             if self._released and wakes and wanted and now >= self._retry_at:
                 self._wake_for_requests()
         elif transition.halt.done:
             self.transitions.end(lambda: transition.act(transition.began))
             self._go_on()
         elif now >= transition.deadline:
-            num, num_open = self._scheduler.num_running, self._scheduler.handoff.num_open
+            num, num_open = self._scheduler.queues.num_running, self._scheduler.handoff.num_open
             self.transitions.end(lambda: _raise(_too_long(num, num_open, now - transition.began)))
             self._go_on()
         self.away = self.transitions.current is not None or self.resting
@@ -184,7 +184,7 @@ class Sleeper:
 
     def sleep(self, tags: Collection[str] = TAGS) -> None:
         """Release the memory at once, while nothing runs. Raises the error of a release that fails."""
-        assert not self._scheduler.num_running, "who is in the same process sleeps between its own calls"
+        assert not self._scheduler.queues.num_running, "who is in the same process sleeps between its own calls"
         self._check_release(tags)
         halt = Halt(self._scheduler, Mode.WAIT)
         assert halt.done, "something is left of calls that have ended"
@@ -289,10 +289,10 @@ class Sleeper:
             raise
         self._released = [tag for tag in self._released if tag != WEIGHTS]
         self._kept_tokens = self._kept_bytes = 0
-        weights_changed(self._scheduler, self._scheduler.weight_version + 1)
+        weights_changed(self._scheduler, self._scheduler.queues.weight_version + 1)
         self.on_weights(self._loaded)
-        self.on_update(path, self._scheduler.weight_version)
-        log.info(event("weights_updated", version=self._scheduler.weight_version, path=path or "memory"))
+        self.on_update(path, self._scheduler.queues.weight_version)
+        log.info(event("weights_updated", version=self._scheduler.queues.weight_version, path=path or "memory"))
 
     def _loaded(self) -> None:
         self.loaded_at = self._clock()
@@ -301,7 +301,7 @@ class Sleeper:
         """Unless something is still released."""
         self.away = self.resting
         if not self.resting:
-            go_on(self._scheduler, self._clock())
+            resume(self._scheduler, self._clock())
 
 
 def _too_long(num_running: int, num_open: int, seconds: float) -> Conflict:

@@ -134,7 +134,7 @@ class Checks:
         """Unavailable for an engine that starts nothing just now."""
         role = self._scheduler.handoff
         assert isinstance(role, Role), "transfers without a role"
-        if not self._scheduler.admits:
+        if not self._scheduler.queues.admits:
             raise Unavailable(ASLEEP.message, code=ASLEEP.code)
         return role
 

@@ -260,7 +260,7 @@ class EngineCore:
     def _turn(self) -> None:
         self._hear()
         now = self._clock()
-        flushing = self.scheduler.go_on_flushing()
+        flushing = self.scheduler.continue_flush()
         fault.point("engine.plan")
         width = self._width()
         plan = (self.sleeper.transitions if self.sleeper.away else self.scheduler).plan(now, width, self._mixed_limit())
@@ -273,13 +273,13 @@ class EngineCore:
         if self._in_flight and (len(self._in_flight) > self._depth or plan is None):
             self._land()
         self._settle_sleeper(now)
-        has_output = bool(self.scheduler.updates) or self.scheduler.handoff.has_orders
+        has_output = bool(self.scheduler.outputs.updates) or self.scheduler.handoff.has_orders
         self._progressed = plan is not None or bool(self._in_flight) or has_output or flushing
         self.stats.counters["engine.busy_seconds"] += self._clock() - now
 
     def _width(self) -> int:
         """Return the number of tokens that decodes compute in the next step."""
-        num_running = len(self.scheduler.running)
+        num_running = len(self.scheduler.queues.running)
         return self._widths.width(num_running) if self._widths and num_running else 1
 
     def _settle_sleeper(self, now: float) -> None:
@@ -325,12 +325,12 @@ class EngineCore:
 
     def _mixed_limit(self) -> int:
         """The most prompt tokens of a step that decodes as well."""
-        scheduler = self.scheduler
-        if self._mixed is None or not scheduler.running.reqs or not (scheduler.extending or scheduler.waiting.of):
+        queues = self.scheduler.queues
+        if self._mixed is None or not queues.running.reqs or not (queues.extending or queues.waiting.of):
             return NO_LIMIT
-        num_requests = min(len(scheduler.requests), scheduler.config.max_running_requests)
-        context = max((req.allocation.kv_bound for req in scheduler.extending), default=0)
-        return self._mixed.limit(len(scheduler.running.reqs), num_requests, context)
+        num_requests = min(len(queues.requests), queues.config.max_running_requests)
+        context = max((req.allocation.kv_bound for req in queues.extending), default=0)
+        return self._mixed.limit(len(queues.running.reqs), num_requests, context)
 
     def _measured(self, plan: StepPlan, width: int, work: int, num_tokens: int, seconds: float) -> None:
         """Record that a step took `seconds` for `work` tokens, and brought `num_tokens`."""
@@ -341,7 +341,7 @@ class EngineCore:
             self._widths.ended(plan.num_seqs, width, num_tokens, seconds)
         if self._step_cost and work:
             self._step_cost.ended(work, seconds, with_prompts=with_prompts)
-            self.scheduler.step_cost = self._step_cost.tokens
+            self.scheduler.queues.step_cost = self._step_cost.tokens
         if self._mixed is None or not plan.num_decodes:
             return
         if with_prompts:
@@ -359,7 +359,7 @@ class EngineCore:
             self._abandon()
             self.scheduler.fail(plan, _as_typed(error, f"step {plan.step}"))
         # One that fails for many is followed by smaller ones, which says nothing of the runner yet.
-        if len(self.scheduler.requests) < num_requests or not self.scheduler.suspects.groups:
+        if len(self.scheduler.requests) < num_requests or not self.scheduler.queues.suspects.groups:
             self._count_failure(error)
 
     def _recover(self, error: Exception) -> None:

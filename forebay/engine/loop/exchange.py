@@ -72,11 +72,11 @@ class Exchange:
 
     def state(self) -> Transferring:
         """Return the counts of requests on their way and of open transfers, for metrics and `/debug/state`."""
-        state = self._scheduler
+        queues = self._scheduler.queues
         return Transferring(
-            pending=len(state.pending),
-            transferring=len(state.transferring),
-            open=state.handoff.num_open,
+            pending=len(queues.pending),
+            transferring=len(queues.transferring),
+            open=self._scheduler.handoff.num_open,
             unfenced=self.transfers.num_unfenced,
             rejected=self.transfers.num_rejected,
         )

@@ -220,16 +220,21 @@ class Allocator:
             pools.draft.chunks.append(chunk)
         return chunk
 
-    def decode(self, batch: ScheduleBatch, active: Ids | None) -> None:
-        """Prepare the batch to decode the requests at the indices `active`, None for all. Each request whose token
-        opens a page gets one page more."""
-        rows = batch.req_pool_indices_cpu if active is None else batch.req_pool_indices_cpu[active]
+    def decode(self, batch: ScheduleBatch, active: Ids | None) -> tuple[list[Request], Ids]:
+        """Prepare the batch to decode the requests at the indices `active`, None for all. Return these requests and
+        their rows. Each request whose token opens a page gets one page more."""
+        reqs, rows = batch.reqs, batch.req_pool_indices_cpu
+        if active is not None:
+            reqs, rows = [reqs[i] for i in active.tolist()], rows[active]
+        if not reqs:
+            return [], NO_IDS
         for kind in self._kinds:
             kind.trim(self._table, rows)
         growing = rows[self._pools.opens_page(rows)]
         if len(growing):
             self._grow(growing, self._table.num_pages[growing])
         batch.prepare_for_decode(active)
+        return reqs, rows
 
     def add_drafts(self, rows: Ids, counts: Ids, draft_tokens: list[int]) -> int:
         """Add draft tokens to these rows, which the next step decodes and verifies, and return their number.

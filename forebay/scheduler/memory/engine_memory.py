@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -45,11 +45,17 @@ class EngineMemory:
             pools.deferred.free_holding(holding, NO_OWNER)
         return plan
 
-    def commit(self, plan: StepPlan, ends: Sequence[int], num_new: Sequence[int] | None) -> None:
+    def commit(
+        self,
+        plan: StepPlan,
+        ends: Sequence[int],
+        num_new: Sequence[int] | None,
+        totals: Mapping[str, Ids] | None = None,
+    ) -> None:
         """Record that a step has completed, as all before it, and free what only it could still write.
 
         `ends` are the lengths up to which it computed prompts. `num_new` ends with the number of new tokens of each
-        decode; without it, each decode has one."""
+        decode; without it, each decode has one. `totals` are what kinds of cache counted on the device, by kind."""
         pools, num = self.pools, plan.num_extends
         decodes = plan.rows[num:]
         if num:
@@ -63,6 +69,8 @@ class EngineMemory:
                 pools.pictures.committed(plan.step, encode.picture, encode.tile, encode.last_layer)
         if pools.deferred.entries:
             pools.deferred.drain()
+        if totals:
+            pools.count(totals)
 
     def start_over(self, reqs: Iterable[Request], ended: Iterable[Request], void: Sequence[StepPlan]) -> None:
         """Release what all requests hold: of `reqs` the cache adopts what completed steps wrote, of `ended` nothing.
