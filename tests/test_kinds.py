@@ -21,6 +21,7 @@ ELSEWHERE = ("ops", "models", "families", "layers", "formats")
 KINDS = {"window", "windows", "swa", "mamba", "recurrent", "state", "states", "snapshot", "snapshots", "tracking"}
 # The state of a process, a connection or a row of counts: what /debug/state tells, not what a layer remembers.
 OTHER_STATES = {
+    "window_log_max",  # of zstd
     "check_xfer_state",
     *(
         "State",

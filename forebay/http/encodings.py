@@ -12,7 +12,7 @@ from forebay.http.errors import UNSUPPORTED_ENCODING, HttpError
 
 PIECE_BYTES: Final = 16 << 10
 MAX_FRAMES: Final = 64  # of one body; an empty frame has 9 bytes, and each costs a decoder
-_WINDOW_BITS: Final = 23  # 8 MiB: what a zstd encoder for HTTP may ask of a decoder (RFC 9659)
+_MAX_DISTANCE_BITS: Final = 23  # 8 MiB: what a zstd encoder for HTTP may ask of a decoder (RFC 9659)
 _GZIP: Final = zlib.MAX_WBITS | 16
 _RAW: Final = -zlib.MAX_WBITS
 
@@ -124,7 +124,7 @@ def _zstd() -> Any:
 
 def _unzstd(content: bytes) -> _Frame:
     zstd = _zstd()
-    frame: _Frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_BITS})
+    frame: _Frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _MAX_DISTANCE_BITS})
     return frame
 
 

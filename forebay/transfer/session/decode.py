@@ -75,6 +75,7 @@ class Peer(DecodeSide):
     ) -> None:
         self._engine, self._loop, self._chunks, self._peers = engine, loop, chunks, peers
         self.address, self._epochs = address, epochs
+        self._may_ask = bool(engine.options.cluster_key) or is_loopback(address[0])
         self.session: SessionWithPrefill | None = None
         self.rests = False  # it has said so
         self.receipts: dict[bytes, Receipt] = {}
@@ -114,10 +115,6 @@ class Peer(DecodeSide):
         else:
             self.unsent.append((since, frame))
 
-    @property
-    def _may_ask(self) -> bool:
-        return bool(self._engine.options.cluster_key) or is_loopback(self.address[0])
-
     # -- tickets ---------------------------------------------------------------------------------------------------
 
     def step(self, receipt: Receipt, what: DecodeEvent) -> None:
@@ -137,7 +134,8 @@ class Peer(DecodeSide):
         ticket, failure, tail, session = receipt.ticket, receipt.failure, receipt.tail, self.session
         match action:
             case DecodeAction.OFFER if session is not None:
-                self._make(receipt, session)
+                receipt.session = session  # once the offer is sent, prefill too must close the ticket
+                session.send(_offering(receipt.offer))
             case DecodeAction.ASK if session is not None:
                 session.send(frames.Withdrawn(ticket.nonce, frames.peer_lost(session.where, "it was anew")))
             case DecodeAction.RENEW:
@@ -163,22 +161,6 @@ class Peer(DecodeSide):
         """Send a frame of the session; nothing without one, whose tickets prefill ends by itself."""
         if self.session is not None:
             self.session.send(frame)
-
-    def _make(self, receipt: Receipt, session: SessionWithPrefill) -> None:
-        """The offer goes out: from here on it is not ours alone to close."""
-        offer, receipt.session = receipt.offer, session
-        session.send(
-            frames.Offering(
-                nonce=offer.ticket.nonce,
-                room=offer.ticket.room,
-                num_tokens=offer.num_tokens,
-                digest=offer.digest,
-                start=offer.start,
-                places={kind: frames.Places.of(span) for kind, span in offer.spans.items()},
-                weight_version=offer.weight_version,
-                adapter=offer.adapter,
-            )
-        )
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
@@ -272,6 +254,20 @@ class Peer(DecodeSide):
             self.end(receipt, frames.bootstrap_timeout(f"{self.address[0]}:{self.address[1]}", limit_s))
         elif receipt.state is Received.BROKEN and receipt.writer_is_dead:
             self.step(receipt, DecodeEvent.UNTOUCHED)
+
+
+def _offering(offer: Offer) -> frames.Offering:
+    """Return the frame of an offer."""
+    return frames.Offering(
+        nonce=offer.ticket.nonce,
+        room=offer.ticket.room,
+        num_tokens=offer.num_tokens,
+        digest=offer.digest,
+        start=offer.start,
+        places={kind: frames.Places.of(span) for kind, span in offer.spans.items()},
+        weight_version=offer.weight_version,
+        adapter=offer.adapter,
+    )
 
 
 def _is_of(receipt: Receipt, session: SessionWithPrefill) -> bool:
