@@ -9,11 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from forebay.base.errors import WireError
+from forebay.base.errors import OfferError, WireError
 from forebay.requests.pieces import KindShape
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import AdapterIdentity, Span, Tail
 from forebay.requests.updates import CacheReport, Failure
+from forebay.transfer.session.peers import UNLIMITED
 from forebay.transfer.wire import frames
 from forebay.transfer.wire.frames import PROTOCOL, Bounds, Layout
 from tests.transfer.ends import GONE, N, code_of
@@ -126,6 +127,47 @@ def test_decode_token_outside_the_vocabulary_ends_the_session() -> None:
         peer.control.send(frames.Completed(nonce, Tail(num_tokens=N, token_id=100)), frames.Withdrawn(nonce, GONE))
         assert code_of(decode, made.ticket) == "peer_lost"
         assert decode.transfers.num_rejected == 1
+
+
+def test_ids_of_a_pool_that_prefill_does_not_map_are_those_of_32_bits() -> None:
+    shape = replace(SHAPE, num_ids=UNLIMITED)
+    shape.check(Span(start=0, ids=np.array([1, 2**31 - 1])), "kv")
+    for ids in ([2**31], [0], [-1]):
+        with pytest.raises(OfferError, match="are not of"):
+            shape.check(Span(start=0, ids=np.array(ids)), "kv")
+
+
+@pytest.mark.parametrize(
+    ("frame", "changes"),
+    [
+        (hello("i", 1), {"epoch": 2**32 - 1, "instance": "i" * 64}),
+        (INTRODUCE, {"layout": msgspec.structs.replace(LAYOUT, page_size=1024), "transports": ["t"] * 16}),
+        (INTRODUCE, {"machine": "m" * 256}),
+        (OFFERING, {"num_tokens": 2**31 - 1, "room": 2**63 - 1}),
+        (OFFERING, {"places": {str(i): frames.Places(2**31 - 1, b"") for i in range(16)}}),
+        (frames.Invite(b""), {"address": b"a" * (1 << 20)}),
+        (frames.Beat(), {"held": [NONCE] * (1 << 16)}),
+    ],
+)
+def test_frame_field_at_its_bound_is_taken(frame: msgspec.Struct, changes: dict[str, Any]) -> None:
+    largest = msgspec.structs.replace(frame, **changes)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(largest), type=frames.ToPrefill) == largest
+
+
+@pytest.mark.parametrize(
+    ("frame", "changes"),
+    [
+        (frames.Beat(), {"held": [NONCE] * ((1 << 16) + 1)}),
+        (frames.Welcome(LAYOUT, "tcp", "m", 1 << 22), {"pid": (1 << 22) + 1}),
+        (frames.Welcome(LAYOUT, "tcp", "m", 0), {"layout": msgspec.structs.replace(LAYOUT, columns=["c"] * 65_537)}),
+    ],
+)
+def test_frame_of_either_side_with_one_more_than_its_bound_is_no_frame(
+    frame: msgspec.Struct, changes: dict[str, Any]
+) -> None:
+    for type_ in (frames.ToPrefill, frames.ToDecode):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.msgpack.decode(msgspec.msgpack.encode(msgspec.structs.replace(frame, **changes)), type=type_)
 
 
 def test_places_are_allocated_by_what_is_sent() -> None:

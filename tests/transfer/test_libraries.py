@@ -142,3 +142,20 @@ def test_nixl_requests_are_released_when_they_end() -> None:
         decode.wait(Closed)
         [agent] = [agent for agent in nixlAgent.started.values() if agent.name == prefill.transfers.instance]
         assert agent._requests == {}
+
+
+def test_nixl_write_that_was_never_begun_is_an_error_of_its_connection() -> None:
+    writer = importlib.import_module("forebay.transfer.transports.nixl").NixlWriter
+    with pytest.raises(OSError, match="never begun"):
+        object.__new__(writer).advance()
+
+
+def test_nixl_write_that_the_library_refuses_breaks_the_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise fake_libraries.nixlInvalidParamError("no such peer")
+
+    with pair(backend="nixl", options=STEADY) as (prefill, decode):
+        monkeypatch.setattr(nixlAgent, "createXferReq", refuse)
+        made = sent(prefill, decode, N)
+        assert code_of(prefill, made.ticket)
+        assert code_of(decode, made.ticket)
