@@ -141,7 +141,7 @@ def read_gb_s(threads: int) -> float:
     seconds = []
     for _ in range(5):
         started = time.perf_counter()
-        readers = [threading.Thread(target=part.max) for part in parts]  # numpy lets others run meanwhile
+        readers = [threading.Thread(target=part.max, daemon=True) for part in parts]  # numpy lets others run meanwhile
         for reader in readers:
             reader.start()
         for reader in readers:
