@@ -11,7 +11,7 @@ MACHINE ?= $(shell uname -m)
 # One more than two cores: where a test waits for servers, another computes.
 WORKERS ?= 3
 
-.PHONY: serve test test-all install dev lint check coverage bench bench-limits bench-peers wheel docs
+.PHONY: serve test test-all install dev lint check coverage bench bench-limits bench-peers test-gpu bench-gpu wheel docs
 
 # make serve ARGS="--port 30001"
 serve: install
@@ -65,6 +65,14 @@ bench-limits: dev
 bench-peers: dev
 	@$(BIN)/python -m benchmarks.peers.install $(PEERS) --isa $(ISA); installed=$$?; \
 	$(BIN)/python -m benchmarks.targets --peers $(PEERS) --isa $(ISA) $(ARGS) && exit $$installed
+
+# On a machine with an NVIDIA GPU: everything that is marked `gpu`, in four minutes; then what is fast there, beside its
+# floors, in five. Each section has a limit of its own (benchmarks/gpu.py). Without a GPU both say so in one line
+test-gpu: dev
+	@$(BIN)/python -m benchmarks.gpu tests
+
+bench-gpu: dev
+	@$(BIN)/python -m benchmarks.gpu kernels steps hybrid
 
 # A wheel whose users need no compiler: it brings the kernels of every instruction set, for this machine or, with Debian's
 # g++-aarch64-linux-gnu, another: make wheel MACHINE=aarch64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay.base.cpu import Cpu
 from forebay.base.errors import ConfigError
@@ -58,12 +58,37 @@ class Backend:
         return self.name if self.resolve is None else self.resolve(cpu)
 
 
+LEAST_CAPABILITY: Final = (8, 0)  # the first matrix units that take bfloat16
+
+
 def require_gpu() -> None:
-    """Raise ConfigError if torch cannot use an NVIDIA GPU, before a backend of the device "cuda" is made."""
+    """Raise ConfigError if torch cannot use an NVIDIA GPU that suits, before a backend of the device "cuda" is made."""
     import torch
 
+    if torch.version.cuda is None:
+        raise ConfigError(
+            f"there is no NVIDIA GPU that this torch ({torch.__version__}) can use, since it is not built for CUDA: "
+            "install its build for CUDA, or use --device cpu"
+        )
     if not torch.cuda.is_available():
         raise ConfigError(
-            f"there is no NVIDIA GPU that this torch ({torch.__version__}) can use: install its build for CUDA and "
-            "the driver, or use --device cpu"
+            f"there is no NVIDIA GPU that this torch ({torch.__version__} for CUDA {torch.version.cuda}) can use"
+            f"{_why_no_gpu()}: install a newer driver or a torch for an older CUDA, or use --device cpu"
         )
+    capability = torch.cuda.get_device_capability()
+    if capability < LEAST_CAPABILITY:
+        raise ConfigError(
+            f"{torch.cuda.get_device_name()} has compute capability {capability[0]}.{capability[1]}, and these kernels "
+            f"need {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]}: use a newer GPU, or --device cpu"
+        )
+
+
+def _why_no_gpu() -> str:
+    """Return the driver's own words, as torch quotes them, or nothing."""
+    import torch
+
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return f" ({str(error).partition('. ')[0].strip()})"
+    return ""

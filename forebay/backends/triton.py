@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from forebay.backends.backend import Backend, Fit, Here
 from forebay.base.errors import ConfigError
+from forebay.base.paths import cache_folder
 
 if TYPE_CHECKING:
     from forebay.ops.interface import Ops
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 # Without a workspace cuBLASLt has no kernel that divides a sum between programs, which it would do by the number of
 # rows. Both are read when CUDA starts. A value that the user has set stays.
 _NO_WORKSPACE: Final = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+
+_DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
 def _fit(here: Here) -> Fit:
@@ -27,6 +31,8 @@ def _make(num_threads: int, activation_bits: int, memory: WeightMemory | None) -
 
     try:
         from forebay.ops.triton import TritonOps
+        from forebay.ops.triton.choices import Choices
+        from forebay.ops.triton.linear import probe
     except ImportError as error:
         raise ConfigError(
             f"the GPU's kernels need Triton, which cannot be imported ({error}): use pip to install it"
@@ -34,7 +40,20 @@ def _make(num_threads: int, activation_bits: int, memory: WeightMemory | None) -
     for name, value in _NO_WORKSPACE.items():
         os.environ.setdefault(name, value)
     torch.backends.cuda.preferred_blas_library("cublaslt")
-    return TritonOps("cuda", num_threads)
+    return TritonOps("cuda", num_threads, Choices(probe, cache_folder("products") / "choices.json", _machine()))
+
+
+def _machine() -> str:
+    """Return the parts of a machine on which bits and times of products depend."""
+    import torch
+    import triton
+
+    try:
+        driver = _DRIVER.read_text().partition("\n")[0]
+    except OSError:
+        driver = "unknown driver"
+    name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+    return f"{name} {capability}, {driver}, torch {torch.__version__}, Triton {triton.__version__}"
 
 
 BACKENDS: Final = (Backend(name="triton", about="for NVIDIA GPUs", make=_make, device="cuda", order=1, fit=_fit),)

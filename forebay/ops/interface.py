@@ -7,6 +7,9 @@ Hq query heads, Hk KV heads, D head size, R rotary size, P pages per row, V voca
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -23,6 +26,16 @@ from forebay.ops.steps import StepOps
 from forebay.ops.streams import StreamOps
 from forebay.ops.tiers import TierOps
 from forebay.ops.weight_memory import WeightMemory
+
+
+class ProductChoice(Protocol):
+    """The library or kernel that computes the products of a shape, and the reason."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def why(self) -> str: ...
 
 
 class Ops(
@@ -51,6 +64,7 @@ class Ops(
         self.num_threads = num_threads
         self.activation_bits = activation_bits
         self.name = name
+        self.product_choices: Mapping[str, ProductChoice] = {}  # of dense weights, by type and shape
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x * rsqrt(mean(x^2) + eps) * weight over the last dimension, [.., H] -> the same shape, contiguous.

@@ -59,10 +59,10 @@ GPU: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "C31 products of a shape are compared in a later row, too",
-        "ops/triton/linear.py",
+        "ops/triton/choices.py",
         "for at in (0, count - 1)",
         "for at in (0,)",
-        "ops/test_triton_linear.py::test_c31_a_product_whose_bits_depend_on_the_number_of_rows_is_found",
+        "ops/test_triton_choices.py::test_c31_a_product_whose_bits_depend_on_the_number_of_rows_is_found",
     ),
     Mutant(
         "C31 a token's experts are added up in the token's own order",
@@ -87,6 +87,20 @@ GPU: Final[tuple[Mutant, ...]] = (
         "        next_b = tl.load(b_at + (token + 1) * b_token, mask=live_n & some, other=0.0)\n",
         "        next_b = tl.load(b_at + (token + (stop - first > 2)) * b_token, mask=live_n & some, other=0.0)\n",
         "ops/test_triton.py::test_c31_a_recurrence_has_the_same_bits_however_its_tokens_come",
+    ),
+    Mutant(
+        "C31 two products share the rows of a weight only if their bits are the same",
+        "ops/triton/choices.py",
+        "if not all(torch.equal(our(rows[:count]), whole[:count]) for count in counts)",
+        "if not all(torch.allclose(our(rows[:count]), whole[:count]) for count in counts)",
+        "ops/test_triton_choices.py::test_c31_triton_computes_few_rows_if_it_is_faster_and_has_the_same_bits",
+    ),
+    Mutant(
+        "C31 a choice is kept for the machine on which it was tried",
+        "ops/triton/choices.py",
+        "_checked(kept.get(self._machine, {}).get(key))",
+        "_checked(next(iter(kept.values()), {}).get(key))",
+        "ops/test_triton_choices.py::test_choices_are_probed_once_for_each_shape_and_machine_and_kept",
     ),
     Mutant(
         "C31 the sum of a product is not divided by the number of rows",

@@ -120,6 +120,28 @@ def test_make_ops_without_a_gpu_refuses_each_backend_for_one(monkeypatch: pytest
             make_ops(backend.name, 1)
 
 
+def test_require_gpu_old_driver_or_old_gpu_is_one_line_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Please update it.\nMore")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", init)
+    for available, capability, expected in (
+        (False, (0, 0), r"can use \(The NVIDIA driver .* too old \(found version 11040\)\): install a newer driver"),
+        (
+            True,
+            (7, 5),
+            r"^Tesla T4 has compute capability 7\.5, and these kernels need 8\.0: use a newer GPU, or --device",
+        ),
+    ):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda found=available: found)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda found=capability: found)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+        with pytest.raises(ConfigError, match=expected) as raised:
+            make_ops("triton", 1)
+        assert "\n" not in raised.value.message
+
+
 def test_default_backend_is_the_first_that_suits_and_names_its_reason_or_what_is_missing() -> None:
     for cpu, has_gpu, name, why in (
         (Cpu(flags=frozenset()), False, "torch", "the CPU has neither AVX2 nor NEON"),

@@ -21,9 +21,11 @@ from tests.conftest import HAS_GPU
 from tests.ops import helpers
 
 pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
-from forebay.ops.triton import TritonOps, attention, experts, linear
+from forebay.ops.triton import TritonOps, attention, experts
+from forebay.ops.triton.choices import ALL_ROWS
 
 __all__ = [
+    "ALL_ROWS",
     "HAS_GPU",
     "INTERPRETER_ALONE",
     "ON_EACH_DEVICE",
@@ -32,7 +34,6 @@ __all__ = [
     "assert_close",
     "attention",
     "experts",
-    "linear",
 ]
 
 INTERPRETER_ALONE = pytest.mark.skipif(HAS_GPU, reason="kernels are compiled for the GPU")

@@ -38,6 +38,7 @@ def start_report(
         *_of_adapters(config, model),
         *_of_encoder(runner),
         ("model", "kernels", ops.name, _why_kernels(config, ops)),
+        *(("model", f"products, {shape}", choice.name, choice.why) for shape, choice in ops.product_choices.items()),
         ("model", "decode graphs", runner.decode.captured.backend.name, _sizes_of_graphs(runner)),
         ("model", "load time", human_seconds(load_seconds), "until the first step could run"),
         ("model", "weights cache", *cache.outcome),

@@ -8,7 +8,6 @@ Shape letters: T tokens, N and K a layer's outputs and inputs, G groups of rows.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -18,15 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forebay.base.log import get_logger
 from forebay.formats.quantized import LEVELS, U8, CodeFormat, GroupQuantized, Levels, StoredCodes, joined
 from forebay.formats.small_floats import E4M3, E8M0_BIAS
 from forebay.ops.linear import LinearOps, LinearWeight
+from forebay.ops.triton.choices import FEW_ROWS, PROBED_ROWS, Choice, Choices, Product, choose
 from forebay.ops.triton.products import LOW_BITS, product
 
-_LOG: Final = get_logger("ops")
-PROBED_ROWS: Final = (1, 2, 7, 8, 16, 17, 64, 128, 256, 1024, 2048)
 _PROBE_BYTES: Final = 256 << 20  # that a product of so many rows may take
+_TIMED_CALLS: Final = 9
 _LEVELS_ZERO: Final = 128  # of whole numbers that codes stand for
 
 
@@ -35,8 +33,8 @@ class TritonLinearWeight:
     """The tensors that were packed, and where they lie: `addresses` [7] int64 on the device, of what `_PARTS` names, 0
     for none.
 
-    `form` None: `values` [N, K] in the model's dtype, and `bias` in the same. `by_rows`: cuBLAS adds up a row of this
-    shape in an order that depends on the number of rows, so that these ops' own kernel computes it.
+    `form` None: `values` [N, K] in the model's dtype, and `bias` in the same. These ops' own kernel computes up to
+    `own_rows` rows, as `Choice` says.
 
     Otherwise `values` are the lower bits of the codes and `high` the others, both in planes (see `_plane`). `scales`,
     `minimums` and factors are those of `GroupQuantized`, but [K / group, N], and `bias` is float32.
@@ -52,7 +50,7 @@ class TritonLinearWeight:
     form: CodeFormat | None
     in_features: int
     addresses: Tensor
-    by_rows: bool = False
+    own_rows: int = 0
 
     @property
     def out_features(self) -> int:
@@ -84,33 +82,20 @@ class TritonLinear(LinearOps):
     Weights in codes are multiplied by x as it is, not by x in codes as on a CPU: a GPU waits for the weights.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._by_rows: dict[tuple[torch.Size, torch.dtype], bool] = {}
+    def __init__(self, device: torch.device, choices: Choices | None = None) -> None:
+        """Without `choices` torch computes dense products, whatever their bits."""
+        self._device, self._choices = device, choices
 
     def pack_linear(
         self, weight: Tensor, bias: Tensor | None = None, *, inputs: torch.dtype | None = None
     ) -> TritonLinearWeight:
         weight = weight.to(inputs or weight.dtype).contiguous()
         packed = _packed(None, weight.shape[1], values=weight, bias=bias)
-        return replace(packed, by_rows=True) if weight.is_cuda and self._depends_on_rows(weight) else packed
-
-    def _depends_on_rows(self, weight: Tensor) -> bool:
-        """Whether cuBLAS has other bits for other numbers of rows; tried once for each shape and type."""
-        key = weight.shape, weight.dtype
-        if key not in self._by_rows:
-            most = max(count for count in PROBED_ROWS if count == 1 or 4 * count * len(weight) <= _PROBE_BYTES)
-            rows = torch.randn(most, weight.shape[1], device=weight.device).to(weight.dtype)
-            products = (lambda x: F.linear(x, weight), lambda x: _sums(x, weight))
-            self._by_rows[key] = not all(rows_agree(product, rows) for product in products)
-            if self._by_rows[key]:
-                _LOG.info(
-                    "products of %s weights %s: cuBLAS's bits depend on the number of rows, Forebay's own kernel "
-                    "computes them",
-                    str(weight.dtype).removeprefix("torch."),
-                    " x ".join(map(str, weight.shape)),
-                )
-        return self._by_rows[key]
+        if self._choices is None:
+            return packed
+        own_rows = self._choices.of(weight).own_rows
+        # The probe compares products without a bias.
+        return replace(packed, own_rows=0 if bias is not None and own_rows == FEW_ROWS else own_rows)
 
     def pack_quantized(self, weight: StoredCodes, bias: Tensor | None = None) -> TritonLinearWeight | TritonParts:
         bias = None if bias is None else bias.to(self._device, torch.float32)
@@ -140,7 +125,7 @@ class TritonLinear(LinearOps):
         if isinstance(w, TritonParts):
             return torch.cat([self.linear(x, part) for part in w.parts], dim=1)
         assert isinstance(w, TritonLinearWeight), type(w)
-        if w.form is None and not w.by_rows:
+        if w.form is None and len(x) > w.own_rows:
             return F.linear(x, w.values, w.bias)
         return own_product(x, w, x.dtype)
 
@@ -148,7 +133,7 @@ class TritonLinear(LinearOps):
         if isinstance(w, TritonParts):
             return torch.cat([self.linear_f32(x, part) for part in w.parts], dim=1)
         assert isinstance(w, TritonLinearWeight), type(w)
-        if w.form is not None or w.by_rows:
+        if w.form is not None or len(x) <= w.own_rows:
             return own_product(x, w, torch.float32)
         sums = _sums(x, w.values)
         return sums if w.bias is None else sums.add_(w.bias)
@@ -227,11 +212,28 @@ def _packed(form: CodeFormat | None, in_features: int, *, values: Tensor, **part
     return TritonLinearWeight(**everything, form=form, in_features=in_features, addresses=where)
 
 
-def rows_agree(product: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
-    """Whether `product` of the first rows has the same bits for each of PROBED_ROWS, in the first row and the last."""
-    whole = product(rows)
-    parts = ((count, product(rows[:count])) for count in PROBED_ROWS if count <= len(rows))
-    return all(torch.equal(part[at], whole[at]) for count, part in parts for at in (0, count - 1))
+def probe(weight: Tensor) -> Choice:
+    """Choose the product of a dense weight on a GPU, by its bits and times there."""
+    most = max(count for count in PROBED_ROWS if count == 1 or 4 * count * len(weight) <= _PROBE_BYTES)
+    rows = torch.randn(most, weight.shape[1], device=weight.device).to(weight.dtype)
+    packed = _packed(None, weight.shape[1], values=weight)
+    theirs = (lambda x: F.linear(x, weight), lambda x: _sums(x, weight))
+    ours = (lambda x: own_product(x, packed, x.dtype), lambda x: own_product(x, packed, torch.float32))
+    return choose(theirs, ours, rows, _time_us)
+
+
+def _time_us(product: Product, rows: Tensor) -> float:
+    """Return the median time of a product on the GPU."""
+    product(rows)
+    times = []
+    for _ in range(_TIMED_CALLS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        product(rows)
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return 1000 * sorted(times)[_TIMED_CALLS // 2]
 
 
 def _sums(x: Tensor, values: Tensor) -> Tensor:

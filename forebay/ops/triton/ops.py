@@ -7,6 +7,7 @@ import torch
 from forebay.ops.interface import Ops
 from forebay.ops.triton.adapters import TritonAdapters
 from forebay.ops.triton.attention import TritonAttention
+from forebay.ops.triton.choices import Choices
 from forebay.ops.triton.experts import TritonExpertOps
 from forebay.ops.triton.linear import TritonLinear
 from forebay.ops.triton.pictures import TritonPictures
@@ -33,6 +34,7 @@ class TritonOps(
     """For tensors on `device`. What no class before `Ops` has is the reference's own torch, which waits for the
     GPU nowhere either."""
 
-    def __init__(self, device: torch.device | str, num_threads: int) -> None:
+    def __init__(self, device: torch.device | str, num_threads: int, choices: Choices | None = None) -> None:
         Ops.__init__(self, num_threads, name="triton")
-        TritonLinear.__init__(self, torch.device(device))
+        TritonLinear.__init__(self, torch.device(device), choices)
+        self.product_choices = {} if choices is None else choices.found

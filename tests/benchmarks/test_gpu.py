@@ -1,0 +1,51 @@
+"""The programs of `make test-gpu` and `make bench-gpu`, without a GPU."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks import gpu
+
+STARTED = gpu.Section(60.0, "does it start?", (sys.executable, "-c", "print('started')"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpu_sections_without_a_gpu_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main(["tests", "kernels"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("not run (tests, kernels): there is no NVIDIA GPU")
+    assert out.count("\n") == 1
+
+
+def test_gpu_section_beyond_its_limit_is_stopped_and_the_next_one_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "require_gpu", lambda: None)
+    hangs = replace(STARTED, limit_s=0.1, command=(sys.executable, "-c", "import time; time.sleep(10**6)"))
+    fails = replace(STARTED, command=(sys.executable, "-c", "raise SystemExit(3)"))
+    monkeypatch.setattr(gpu, "SECTIONS", {"hangs": hangs, "fails": fails, "starts": STARTED})
+    assert gpu.main(["hangs", "fails", "starts"]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("== hangs: stopped at 0 s; fails: exit code 3 in ")
+    assert "; starts: exit code 0 in " in last
+    assert gpu.main(["starts"]) == 0
+
+
+def test_gpu_kernels_fill_their_table_in_the_interpreter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
+    from benchmarks import gpu_kernels
+
+    monkeypatch.setattr(sys, "argv", ["gpu_kernels", "--tiny", "--device", "cpu", "--limit", "1e9"])
+    monkeypatch.setattr(gpu_kernels, "FORMS", {name: gpu_kernels.FORMS[name] for name in ("bfloat16", "MXFP4")})
+    gpu_kernels.main()
+    rows = [
+        line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith(("| p", "| a", "| M"))
+    ]
+    assert [row[0].split()[0].rstrip(",") for row in rows] == ["Mamba"] * 2 + ["product"] * 4 + ["attention"] * 2
+    assert all(float(row[2].replace(",", "")) > 0 for row in rows)

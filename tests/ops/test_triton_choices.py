@@ -1,0 +1,124 @@
+"""Which product computes a dense weight on a GPU: by bits and times, which a file keeps. Both are faked here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.ops.helpers import assert_same_bits, normal
+
+pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
+from forebay.ops.triton import TritonOps
+from forebay.ops.triton.choices import ALL_ROWS, FEW_ROWS, PROBED_ROWS, Choice, Choices, Product, choose, rows_agree
+
+ROWS = normal((PROBED_ROWS[-1], 3), torch.float32, seed=1)
+
+
+def exact(x: Tensor) -> Tensor:
+    return x.double().cumsum(dim=1)
+
+
+def differing(num_rows: int, row: int = 0) -> Product:
+    """Other bits in one row, if there are so many."""
+
+    def product(x: Tensor) -> Tensor:
+        out = exact(x)
+        if len(x) == num_rows:
+            out[row] += 1e-9
+        return out
+
+    return product
+
+
+def chosen(their: Product, our: Product, their_us: float = 10.0, our_us: float = 5.0) -> Choice:
+    def time_us(product: Product, rows: Tensor) -> float:
+        assert len(rows) <= FEW_ROWS
+        return their_us if product is their else our_us
+
+    return choose([their, exact], [our, exact], ROWS, time_us)
+
+
+@pytest.mark.parametrize(("num_rows", "row"), [(1, 0), (17, 0), (64, -1), (2048, 0)])
+def test_c31_a_product_whose_bits_depend_on_the_number_of_rows_is_found(num_rows: int, row: int) -> None:
+    assert rows_agree(exact, ROWS)
+    assert not rows_agree(differing(num_rows, row), ROWS)
+    assert chosen(differing(num_rows, row), exact).own_rows == ALL_ROWS
+    # The sums in float32 have kernels of their own.
+    assert choose([exact, differing(num_rows, row)], [exact] * 2, ROWS, lambda *_: 1.0).own_rows == ALL_ROWS
+
+
+def test_c31_triton_computes_few_rows_if_it_is_faster_and_has_the_same_bits() -> None:
+    def ours(x: Tensor) -> Tensor:
+        return exact(x)
+
+    assert chosen(exact, ours) == Choice(
+        FEW_ROWS,
+        "cuBLASLt's bits are equal for up to 2,048 rows and Triton's: 15 us of Triton's for 1, 16, 64 rows, "
+        "30 of cuBLASLt's",
+    )
+    assert chosen(exact, ours, our_us=9.9).own_rows == 0
+    for num_rows in (1, 16, 64):
+        assert chosen(exact, differing(num_rows, -1)).own_rows == 0
+    assert "others than Triton's" in chosen(exact, differing(16)).why
+
+
+def counted(choice: Choice) -> tuple[list[tuple[int, ...]], Callable[[Tensor], Choice]]:
+    probed: list[tuple[int, ...]] = []
+
+    def probe(weight: Tensor) -> Choice:
+        probed.append(tuple(weight.shape))
+        return choice
+
+    return probed, probe
+
+
+def test_choices_are_probed_once_for_each_shape_and_machine_and_kept(tmp_path: Path) -> None:
+    file, weight = tmp_path / "products" / "choices.json", torch.zeros(4, 8)
+    for machine, expected in (("one", 2), ("one", 0), ("another", 2), ("one", 0)):
+        probed, probe = counted(Choice(FEW_ROWS, "faster"))
+        choices = Choices(probe, file, machine)
+        for each in (weight, weight, weight.bfloat16()):
+            assert choices.of(each).own_rows == FEW_ROWS
+        assert len(probed) == expected
+        assert list(choices.found) == ["float32 4 x 8", "bfloat16 4 x 8"]
+    assert choices.found["float32 4 x 8"] == Choice(FEW_ROWS, "faster (kept)")
+    assert choices.found["float32 4 x 8"].name == "triton up to 64 rows, cublaslt"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", '{"one": 3}', '{"one": {"float32 4 x 8": [7, "x"]}}', '{"one": {"float32 4 x 8": 0}}']
+)
+def test_a_damaged_file_of_choices_is_probed_anew_and_replaced(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "choices.json"
+    file.write_text(text)
+    probed, probe = counted(Choice(ALL_ROWS, "bits"))
+    assert Choices(probe, file, "one").of(torch.zeros(4, 8)).own_rows == ALL_ROWS
+    assert len(probed) == 1
+    assert json.loads(file.read_text())["one"] == {"float32 4 x 8": [ALL_ROWS, "bits"]}
+
+
+def test_a_folder_that_cannot_be_written_keeps_no_choices(tmp_path: Path) -> None:
+    (tmp_path / "products").write_text("")
+    _, probe = counted(Choice(0, "bits"))
+    assert Choices(probe, tmp_path / "products" / "choices.json", "one").of(torch.zeros(4, 8)).own_rows == 0
+
+
+def test_packed_weights_have_the_choice_and_the_start_up_table_names_it() -> None:
+    weight, x = normal((9, 40), torch.float32, seed=1), normal((70, 40), torch.float32, seed=2)
+    for own_rows in (0, FEW_ROWS, ALL_ROWS):
+        ops = TritonOps("cpu", 1, Choices(lambda _, n=own_rows: Choice(n, "tried")))
+        packed = ops.pack_linear(weight)
+        assert (packed.own_rows, ops.pack_linear(weight, weight[:, 0]).own_rows) == (
+            own_rows,
+            own_rows // ALL_ROWS * ALL_ROWS,
+        )
+        assert {shape: choice.why for shape, choice in ops.product_choices.items()} == {"float32 9 x 40": "tried"}
+        library = torch.nn.functional.linear(x, weight)
+        if not own_rows:
+            assert_same_bits(ops.linear(x, packed), library)
+        torch.testing.assert_close(ops.linear(x, packed), library)
