@@ -495,9 +495,10 @@ def test_c33_engines_that_were_heard_of_last_are_remembered(monkeypatch):
 
 
 def test_c27_peer_to_whom_something_is_yet_to_be_said_is_remembered():
+    engine = SimpleNamespace(options=SimpleNamespace(cluster_key=b""))
     for unsent in ([(0.0, frames.Beat())], []):
         known = {}
-        known[HOST, PORT] = peer = Peer(None, None, None, known, (HOST, PORT), iter(()))
+        known[HOST, PORT] = peer = Peer(engine, None, None, known, (HOST, PORT), iter(()))
         peer.unsent = unsent
         peer.forget()
         assert bool(known) == bool(unsent)
