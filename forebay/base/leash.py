@@ -53,11 +53,11 @@ def _hold(command: list[str]) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    let_go = threading.Event()
+    released = threading.Event()
 
     def watch() -> None:
         os.read(0, 1)  # nothing is ever written: this is the other end's end
-        let_go.set()
+        released.set()
         os.killpg(0, signal.SIGTERM)
         time.sleep(GRACE_S)
         os.killpg(0, signal.SIGKILL)
@@ -65,7 +65,7 @@ def _hold(command: list[str]) -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: None)  # ours comes after the grace
     threading.Thread(target=watch, daemon=True).start()
     code = child.wait()
-    while let_go.is_set():  # what the command started may not have ended with it: SIGKILL ends us all
+    while released.is_set():  # what the command started may not have ended with it: SIGKILL ends us all
         time.sleep(GRACE_S)
     os._exit(code if code >= 0 else 128 - code)
 

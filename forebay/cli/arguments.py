@@ -297,7 +297,7 @@ def _describe(flag: Flag, *, full: bool) -> str:
 
 
 def _table(rows: list[tuple[str, str, str]]) -> str:
-    """Lay the rows out within the columns of every terminal; only a word that cannot be broken is wider."""
+    """Format the rows within the width of every terminal; only a word that cannot be broken exceeds it."""
     lines, group = [], ""
     indent = " " * (_WIDTH + 3)
     for row_group, left, right in rows:

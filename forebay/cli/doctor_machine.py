@@ -135,7 +135,7 @@ def bandwidth(read: Callable[[], float] | None = None) -> Finding:
 
 
 def read_gb_s(threads: int) -> float:
-    """Return the best of five readings of half a GiB, or of less memory if there is not so much."""
+    """Return the best of five readings of half a GiB, or of less if less memory is free."""
     size = max(1 << 20, min(READ_BYTES, machine.available_memory().value // 8) // threads // 8 * 8)
     parts = [np.ones(size // 8, np.int64) for _ in range(threads)]
     seconds = []

@@ -58,11 +58,11 @@ async def _check(origins: Sequence[Origin], host: str, wait_s: float) -> int:
         found = ", ".join(f"{origin} is {mode}" for origin, mode in zip(origins, modes, strict=True))
         raise ConfigError(f"a check needs a prefill and a decode server, and by --disaggregation-mode {found}")
     prefill, decode = (origins[modes.index(role)] for role in _ROLES)
-    its = infos[modes.index(DisaggregationMode.PREFILL)]
-    where = {"bootstrap_host": host or prefill.host, "bootstrap_port": its["disaggregation_bootstrap_port"]}
+    prefill_info = infos[modes.index(DisaggregationMode.PREFILL)]
+    where = {"bootstrap_host": host or prefill.host, "bootstrap_port": prefill_info["disaggregation_bootstrap_port"]}
     rounds = [await _post(decode, where) for _ in range(ROUNDS)]
     print(f"prefill {prefill}, decode {decode}: the same layout on both sides")
-    for line in layout_lines(rounds[0]["layout"], its["engine"]["page_size"]):
+    for line in layout_lines(rounds[0]["layout"], prefill_info["engine"]["page_size"]):
         print(f"  {line}")
     best = max(rounds, key=lambda found: float(found["bytes_per_s"]))
     speed = f"{best['bytes_per_s'] / 1e9:.2f} GB/s" if best["bytes_per_s"] else "too little to tell how fast"
@@ -77,9 +77,9 @@ async def _check(origins: Sequence[Origin], host: str, wait_s: float) -> int:
 def layout_lines(layout: Info, prefill_page_size: int) -> list[str]:
     """Describe the layout that both sides share; columns of one shape are counted."""
     columns = Counter((line.split()[0], line.partition(": ")[2]) for line in layout["columns"])
-    told = {name: value for name, value in layout.items() if name not in ("columns", "page_size") and value != ""}
+    shared = {name: value for name, value in layout.items() if name not in ("columns", "page_size") and value != ""}
     return [
-        ", ".join(f"{name} {value}" for name, value in told.items()),
+        ", ".join(f"{name} {value}" for name, value in shared.items()),
         f"page_size {prefill_page_size} on prefill, {layout['page_size']} on decode",
         *(f"{kind}: {count} columns of {shape}" for (kind, shape), count in columns.items()),
     ]

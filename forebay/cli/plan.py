@@ -74,7 +74,7 @@ class LayerRow(NamedTuple):
     """Layers that keep the same: how many, what, and the bytes of one of them."""
 
     num_layers: int
-    keeps: str
+    cache: str
     bytes_per_token: int
     bytes_per_request: int
 
@@ -290,7 +290,7 @@ def _as_dict(plan: Plan) -> dict[str, object]:
 def as_text(plan: Plan, changes: Changes[Plan]) -> str:
     """Format the plan as aligned tables, below what helps a model that does not fit."""
     num_layers = sum(row.num_layers for row in plan.layers)
-    layers = [(str(n), keeps, _bytes(token), _bytes(request)) for n, keeps, token, request in plan.layers]
+    layers = [(str(n), cache, _bytes(token), _bytes(request)) for n, cache, token, request in plan.layers]
     sizes = plan.sizes
     total = (str(num_layers), "all", _bytes(per_token(sizes)))
     tables = (

@@ -60,7 +60,7 @@ def _serve_one(config: Config, spawned: Spawned | None, started: float, sock: so
 
 
 async def _serve(config: Config, process: EngineProcess, started: float, sock: socket.socket | None) -> None:
-    """Bind before the engine is waited for: a port that is taken is told at once."""
+    """Bind before the engine is ready, so that a port in use is reported at once."""
     from forebay.http.listen import bind
     from forebay.server.serve import serve
 

@@ -86,7 +86,7 @@ class Terminal(Screen):
                 return None
 
     async def show(self, reply: AsyncIterator[str], pieces: list[str]) -> None:
-        """Show the text as it arrives, and lay a paragraph out once it is complete."""
+        """Show the text as it arrives, and format a paragraph once it is complete."""
         unfinished = ""
         with Live(console=self._console, refresh_per_second=12, transient=True, vertical_overflow="ellipsis") as live:
             try:

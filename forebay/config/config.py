@@ -1,4 +1,4 @@
-"""The resolved configuration of a whole server: its own settings, its engine's, and where each value comes from."""
+"""The resolved configuration of a whole server: its own settings, its engine's, and the source of each value."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ RLimits = Callable[[int], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A quantity and where it comes from, for the reasons that people read."""
+    """A quantity with its source, for the reasons in the report."""
 
     value: int
     why: str

@@ -1,8 +1,8 @@
 """A bounded reader of GGUF models (versions 2 and 3, little-endian), of one file or of several parts.
 
-Every size, offset, count and type is compared with what is left of the file before anything is allocated or read, so a
-hostile file ends in a ModelError. The layout is that of ggml's `docs/gguf.md`; the `gguf` package's own reader is not
-used because it trusts the file and takes seconds where this one takes tens of milliseconds.
+Every size, offset, count and type is compared with the remaining bytes of the file before anything is allocated or
+read, so a hostile file ends in a ModelError. The layout is that of ggml's `docs/gguf.md`; the `gguf` package's own
+reader is not used because it trusts the file and takes seconds where this one takes tens of milliseconds.
 """
 
 from __future__ import annotations

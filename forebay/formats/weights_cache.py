@@ -89,17 +89,17 @@ class CacheFile:
     def check_on_disk(self) -> None:
         """Read the file in blocks, and compare it with the checksums of its header. Raises Unusable for the first piece
         that differs, and OSError."""
-        for number, (span, told) in enumerate(zip(self.spans(), self.header.sums, strict=True)):
+        for number, (span, expected) in enumerate(zip(self.spans(), self.header.sums, strict=True)):
             digest = xxhash.xxh3_64()
             for first in range(span.start, span.stop, _READ_BYTES):
                 digest.update(os.pread(self.descriptor, min(_READ_BYTES, span.stop - first), first))
-            if digest.intdigest() != told:
+            if digest.intdigest() != expected:
                 raise Unusable(f"piece {number} of {len(self.header.sums)} is damaged: its checksum differs")
 
     def check_contents(self, memory: memoryview) -> None:
         """Compare the mapped file with the checksums of its header. Raises Unusable for the first that differs."""
-        for number, (span, told) in enumerate(zip(self.spans(), self.header.sums, strict=True)):
-            if xxhash.xxh3_64_intdigest(memory[span]) != told:
+        for number, (span, expected) in enumerate(zip(self.spans(), self.header.sums, strict=True)):
+            if xxhash.xxh3_64_intdigest(memory[span]) != expected:
                 raise Unusable(f"piece {number} of {len(self.header.sums)} is damaged: its checksum differs")
 
 

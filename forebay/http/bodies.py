@@ -1,4 +1,4 @@
-"""Bodies: read under limits, parsed once, and where they are large not on the event loop."""
+"""Bodies: read under limits and parsed once, large ones on a thread of their own."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Parsed(Protocol):
 
     @classmethod
     def parse(cls, data: dict[str, Any], *, lenient: bool = False, images: bool = False) -> Self:
-        """`lenient`: fields that nobody here knows are passed over; `images`: there may be some. Raises InvalidRequest
-        that names the field."""
+        """Return the body as a value of the route's type. `lenient`: unknown fields are ignored; `images`: messages may
+        have images. Raises InvalidRequest that names the field."""
         ...
 
 

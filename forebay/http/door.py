@@ -1,8 +1,8 @@
-"""The end of listening: whoever has connected is answered, and no connection is reset.
+"""The end of listening: every connection is answered, and none is reset.
 
-A listening socket that is closed resets the connections that wait in its queue. A connection made between the last look
-into the queue and the close would be reset too. So the kernel is told first to take no new ones: what asks for a
-connection is not answered, asks again a second later, and is refused then, as by any server that is gone.
+Closing a listening socket resets the connections in its accept queue, and those made between the last `accept` and the
+close. A filter in the kernel therefore drops new SYN segments first. A client whose segment is dropped sends another
+one after a second, which the closed port refuses.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ log = get_logger("server")
 async def close_the_door(
     server: uvicorn.Server, sock: socket.socket, grace_s: float, *, stays_open: bool = False
 ) -> None:
-    """Take no more connections of `sock`, which `server` listens on and the caller closes. Whoever has one already, or
-    waits in the kernel's queue for one, is answered within `grace_s`: a reset would not say that the request can go to
-    another server. Where others have the socket too it `stays_open`, and new connections wait for them."""
+    """Stop accepting connections at `sock`, which `server` listens on and the caller closes. Connections that exist, or
+    are in the accept queue, are answered within `grace_s`: after a reset a client does not know that another server may
+    take the request. If other processes share the socket it `stays_open`, and new connections wait for them."""
     queue = sock.dup()  # without it the queue would be reset together with the listener
     if not stays_open and _take_no_first_segments(queue):
         await asyncio.sleep(HANDSHAKE_S)
@@ -57,7 +57,8 @@ async def close_the_door(
 
 
 def _take_no_first_segments(listener: socket.socket) -> bool:
-    """False where the kernel has no such filters: what connects within the next microseconds can be reset there."""
+    """Attach the filter. Returns False if the kernel has no such filters: a connection made within the next
+    microseconds may then be reset."""
     program = ctypes.create_string_buffer(_NO_FIRST_SEGMENTS)
     size = len(_NO_FIRST_SEGMENTS) // struct.calcsize("HBBI")
     try:

@@ -1,9 +1,8 @@
 """Errors as clients see them, in a body or at the end of a stream.
 
-OpenAI's `{"error": {"message", "type", "param", "code"}}`, and on Anthropic's routes
-`{"type": "error", "error": {"type", "message", "details": {"error_code"}}}`, where the message has to name the field.
-llama-server's clients get `{"error": {"code", "message", "type"}}`, where the code is the status; Ollama's get
-`{"error": message}`.
+OpenAI's `{"error": {"message", "type", "param", "code"}}`, and on Anthropic's routes `{"type": "error", "error":
+{"type", "message", "details": {"error_code"}}}`, whose message must name the field. llama-server's clients get
+`{"error": {"code", "message", "type"}}` with the status as the code; Ollama's get `{"error": message}`.
 """
 
 from __future__ import annotations
@@ -122,14 +121,14 @@ def speaks_anthropic(path: str) -> bool:
 
 
 def error_json(error: ForebayError, path: str) -> bytes:
-    """The body of an answer to a request for `path`, "" where that is not known."""
+    """Return the body of an answer to a request for `path`, "" if the path is unknown."""
     message = shown(error)
     if path in LLAMA_SERVER:
         return msgspec.json.encode(LlamaErrorAnswer(error=_llama_server_error(error, message)))
     speaks_ollama = path.startswith(OLLAMA)
     if not (speaks_ollama or speaks_anthropic(path)):
-        told = Error(message=message, type=error.type, param=error.param, code=error.code)
-        return msgspec.json.encode(ErrorAnswer(error=told))
+        openai = Error(message=message, type=error.type, param=error.param, code=error.code)
+        return msgspec.json.encode(ErrorAnswer(error=openai))
     if error.param and error.param not in message:
         message = f"{error.param}: {message}"
     if speaks_ollama:

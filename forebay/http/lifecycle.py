@@ -54,7 +54,7 @@ class Lifecycle:
 
 
 class ClientGone(Exception):
-    """The client went away; there is nobody to answer."""
+    """The client closed its connection; no answer can be sent."""
 
 
 class Watch:
@@ -112,7 +112,8 @@ class _Known(NamedTuple):
 
 
 class UnderWay:
-    """Belongs to the event loop. Nobody reaches another's requests, whatever ids he knows."""
+    """The requests in progress, by tenant: a tenant cannot abort another's requests, whatever the ids. Belongs to the
+    event loop."""
 
     def __init__(self) -> None:
         self._of: dict[str, list[_Known]] = {}

@@ -1,4 +1,4 @@
-"""Listen until a signal, or the death of what does the work, ends it."""
+"""Listen until a signal, or the failure of the component behind the listener."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ log = get_logger("server")
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """The listening socket, before anything slow is started. Raises ConfigError where the address cannot be had, or
-    would be open to the network without a key."""
+    """Return the listening socket, before any slow start-up. Raises ConfigError if the address cannot be used, or would
+    be open to the network without a key."""
     check_exposure(config.host, config.api_keys)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -60,10 +60,10 @@ class Behind(Protocol):
     dead: Failure | None  # the root cause, once it can do none any more
 
     async def died(self) -> Failure:
-        """Wait for the death of what does the work, and return its cause."""
+        """Wait until the component fails, and return the cause."""
 
     async def close(self, drain_s: float) -> None:
-        """End what still runs; who waits for it is told."""
+        """End the requests in progress; each client gets an error."""
 
 
 async def listen(
@@ -78,12 +78,11 @@ async def listen(
     stop: asyncio.Event | None = None,
 ) -> None:
     """Serve `app` until SIGTERM, SIGINT, SIGHUP or `stop`, then drain for `config.drain_timeout_s`. A second signal, or
-    any other that ends processes, does not wait: whoever is served is told so. `config` is as `fit_file_limit` left it
-    when `app` was made for it.
+    any other that ends processes, ends the drain: requests in progress fail with an error. `config` must be the value
+    that `fit_file_limit` returned when `app` was made.
 
-    Owns what is behind it, and closes it at the end. A socket that is `inherited` still listens then, for whoever gets
-    it next. `on_ready` is called with the URL when the socket accepts. Raises the root cause (EngineError) if that
-    died.
+    Owns `behind`, and closes it at the end. An `inherited` socket continues to listen for the next process. `on_ready`
+    is called with the URL when the socket accepts. Raises the root cause (EngineError) if `behind` failed.
     """
     sock = sock or bind(config)
     clock = LoopClock()
@@ -133,7 +132,8 @@ class _Server(uvicorn.Server):
 
 @contextlib.contextmanager
 def _signals(stop: asyncio.Event, server: _Server) -> Iterator[None]:
-    """The first signal asks to stop, a later one ends the drain. What was ignored (by `nohup`) stays so."""
+    """Handle signals: the first one asks to stop, a later one ends the drain. A signal that was ignored (by `nohup`)
+    stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -128,7 +128,7 @@ class Lane:
         self._room.enter(turn.tenant)
         self._preparation.join(turn.tenant)
         insort(self._waiting.setdefault(turn.tenant, []), turn, key=_arrival)
-        self._go_on()
+        self._begin_turns()
         try:
             with client.watch.calling(turn.withdraw):
                 await asyncio.wait_for(turn.begun, MAX_WAIT_S)
@@ -139,7 +139,7 @@ class Lane:
             raise
         return turn
 
-    def _go_on(self) -> None:
+    def _begin_turns(self) -> None:
         """Begin as many turns as there are places for."""
         while (turn := self._next()) is not None:
             self._remove(turn)
@@ -176,7 +176,7 @@ class Lane:
             rate = 1 / self._width
             self._begun[turn.tenant] -= 1
         self._preparation.end(turn.tenant, rate, turn.began_at)
-        self._go_on()
+        self._begin_turns()
 
 
 @dataclass(slots=True, eq=False)

@@ -36,14 +36,14 @@ class Connection(Protocol):
     """The interface of a connection to the response that is written to it."""
 
     def write_chunk(self, data: bytes) -> bool:
-        """Write a chunk of the body of an answer whose head has been sent, and told no length: ASGI's `send` without
-        its coroutine, for what is sent per token. False when the reader is gone, or was too slow and has been cut off.
-        """
+        """Write a chunk of the body of an answer whose head, without a length, has been sent: ASGI's `send` without its
+        coroutine, for one chunk per token. Returns False if the reader has left, or was too slow and has been
+        disconnected."""
 
 
 def protocol_class(config: ServerConfig, clock: LoopClock) -> type[HttpToolsProtocol]:
-    """The protocol with `config`'s limits, for the connections of one server. What a client sent while nobody ran lies
-    unread when that is over: deadlines are `clock`'s."""
+    """Return the protocol with `config`'s limits, for the connections of one server. Deadlines are measured by `clock`:
+    bytes that arrived while the process was stopped are read before a deadline ends."""
     room = ConnectionRoom(config.max_connections)
     return type("BoundedHttpProtocol", (_BoundedHttpProtocol,), {"limits": config, "room": room, "clock": clock})
 
@@ -295,7 +295,7 @@ class ConnectionRoom:
         self._waiting: dict[Guest, None] = {}  # for a whole request; the first has waited longest
 
     def enter(self, guest: Guest) -> bool:
-        """False where there is no place at all."""
+        """Take a place for a connection. Returns False if all places are taken by busy connections."""
         if len(self._open) >= self._limit:
             self._make_room()
         if len(self._open) >= self._limit + SPARE:

@@ -99,8 +99,8 @@ class Security:
         return tenant.is_admin or self.open
 
     def check_host(self, headers: Headers, *, public: bool = False) -> None:
-        """A page of another site must not reach this server through a name that resolves here (DNS rebinding), nor post
-        to it from a form. It may link to what is `public`."""
+        """Refuse a page of another site that reaches this server through a name that resolves to it (DNS rebinding), or
+        that posts a form to it. It may link to routes that are `public`."""
         hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
         if len(hosts) != 1:
             raise HttpError(400, f"the request has {len(hosts)} Host headers; it must have one", code="invalid_host")
@@ -123,7 +123,7 @@ class Security:
             )
 
     def may_see_totals(self, tenant: Tenant) -> bool:
-        """Return whether what is counted over all clients may be told: not to one of several that are kept apart
+        """Return whether a tenant may see totals over all clients: not if several tenants are isolated from each other
         (C29)."""
         return tenant.is_admin or not self._hides_totals
 
@@ -167,9 +167,9 @@ def _forbidden(message: str, code: str) -> HttpError:
 
 
 def host_name(host: str) -> str | None:
-    """The name or address in a Host field, in lower case and an address in its shortest spelling; None for what is not
-    a host and perhaps a port (RFC 9110, 7.2). Names have letters, digits, dots, dashes and underscores: others can be
-    written in a URI, but not resolved."""
+    """Return the name or address in a Host field, in lower case and an address in its shortest spelling; None if the
+    field is no host with an optional port (RFC 9110, 7.2). Names have letters, digits, dots, dashes and underscores:
+    others can be written in a URI, but not resolved."""
     found = _HOST.fullmatch(host.lower())
     if found is None or int(found["port"] or 0) > _MAX_PORT:
         return None
@@ -200,8 +200,8 @@ def _is_address(name: str) -> bool:
 
 
 class Tenant(NamedTuple):
-    """The holder of one API key: the key's digest, and the name that the operator gave its holder; "" where none was
-    needed."""
+    """The holder of one API key: the key's digest, and the name that the operator gave its holder; "" if no key was
+    required."""
 
     digest: str
     is_admin: bool = False
@@ -222,8 +222,8 @@ class Session(NamedTuple):
 
 
 class Isolation:
-    """Names for namespaces and authors. All are keyed hashes of everything they stand for, so that nothing a client can
-    write gives another's name, and none of them tells what it was made of."""
+    """Names for namespaces and authors. All are keyed hashes of their parts, so that no field of a request can produce
+    another client's name, and no name reveals its parts."""
 
     def __init__(self, wanted: CacheIsolation, secret: bytes | None = None) -> None:
         """`secret` is for processes that must compute the same names; otherwise each has one of its own."""
@@ -239,8 +239,8 @@ class Isolation:
         return self._name("none", session.cache_salt)
 
     def author(self, tenant: Tenant, session: Session) -> str:
-        """Return whose prompts a request may learn of: those of its own session; for an admin, everybody's; without a
-        session, nobody's."""
+        """Return the author whose prompts a request may see: its own session; every author for an admin; none for a
+        request without a session."""
         if tenant.is_admin:
             return OPERATOR
         if not any(session):
@@ -269,7 +269,7 @@ class Sender:
 
 
 class Cluster:
-    """Decides from the configuration who may say where a prefill server is, and which servers may be named."""
+    """The rules for prefill addresses: which senders may give one, and which servers may be named."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._proofs = Proofs(config.cluster_key) if config.cluster_key else None

@@ -36,9 +36,9 @@ class Workers:
     async def run(self, client: Client, function: Callable[[], T], timeout_s: float | None = None) -> T:
         """Run `function` on a thread in a turn of the client's, and return or raise its result.
 
-        Raises what `Lane.turn` raises, and TimeoutError when the function has run for `timeout_s`. If that happens, or
-        the client leaves (ClientGone), the processes that work for the call are ended; what runs on the thread itself
-        cannot be stopped, and has its place until it ends.
+        Raises the errors of `Lane.turn`, and TimeoutError when the function has run for `timeout_s`. If that happens,
+        or the client leaves (ClientGone), the processes that work for the call are killed. Code on the thread itself
+        cannot be stopped, and keeps its place until it ends.
         """
         turn = await self._lane.turn(client)
         if not self._threads:

@@ -183,7 +183,7 @@ class Regions:
         return None
 
     def resume(self, tag: Tag) -> None:
-        """After `release`: zeros, whatever was written meanwhile, or the copy if one was kept."""
+        """Map the memory again. After `release` it holds zeros, or the copy if one was kept."""
         if self._saver and tag in self._paused - {Tag.CUDA_GRAPH}:
             self._saver.resume(tag)
             self._paused.remove(tag)

@@ -77,7 +77,7 @@ class PromptPictures:
             for encoding, of in zip(encodings, places, strict=True)
             for number, tile in enumerate(encoding.tiles)
         )
-        self._tiles = sorted(tiles, key=lambda its: int(its.positions[0]))
+        self._tiles = sorted(tiles, key=lambda tile: int(tile.positions[0]))
         self._runs: Ids = np.array(sorted(run for of in runs for run in of), dtype=np.int64)  # [.., 2]
 
     def write_ids(self, tokens: array[int]) -> None:

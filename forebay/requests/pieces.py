@@ -103,7 +103,7 @@ def pieces(kind: str, shape: KindShape, span: Span, first: int, end: int) -> Ite
             region = until
 
 
-class Whereabouts:
+class PlacesByPosition:
     """The places of a sequence's positions; chunks of one region after the other have the same array."""
 
     def __init__(self, shapes: Mapping[str, KindShape], spans: Mapping[str, Span]) -> None:

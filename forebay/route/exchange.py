@@ -59,8 +59,8 @@ class RoutedRequest:
 
 
 class SentRequest:
-    """A request to one server. Made by `begin`; `end` leaves the connection for the next request
-    where the answer has come whole, and closes it where not, which tells the server that nobody waits any more."""
+    """A request to one server. Made by `begin`; `end` keeps the connection for the next request if the answer is
+    complete, and closes it otherwise, on which the server aborts the request."""
 
     def __init__(self, member: Member, upstream: Upstream) -> None:
         self.member, self.upstream = member, upstream

@@ -31,7 +31,8 @@ log = get_logger("route")
 
 @dataclass(eq=False, slots=True)
 class Server:
-    """One process. The socket is ours, so that whoever comes while it is started again waits for it."""
+    """One process. The router owns its listening socket, so that connections made during a restart wait for the new
+    process."""
 
     role: DisaggregationMode
     words: Sequence[str]  # of `forebay serve`
@@ -47,8 +48,8 @@ class Server:
 
 @dataclass
 class Fleet:
-    """All of them, for the length of a `with` block: whatever runs at its end is ended, and so it is when we die.
-    `files` are descriptors that they read their keys from."""
+    """All servers, for the length of a `with` block: its end terminates the running processes, as does the death of
+    this process. `files` are descriptors from which they read their keys."""
 
     servers: list[Server]
     cluster_key: bytes = field(default=b"", repr=False)
@@ -103,7 +104,7 @@ class Fleet:
         log.info(event("server_started", role=server.role, at=server.origin, pid=server.process.pid))
 
     def watch(self, router: Router) -> None:
-        """Start whoever ends again, and tell the router; one that cannot be served at all ends it."""
+        """Restart each server that ends, and notify the router; a server that cannot be served ends the fleet."""
         for server in self.servers:
             router.spawn(self._keep(server, router))
         for role, period_s in (

@@ -89,7 +89,8 @@ async def _whole(router: Router, exchange: Exchange) -> bytes:
 
 
 def _end(router: Router, exchange: Exchange) -> None:
-    """Prefill may still be told that all has arrived: that is not the client's to wait for."""
+    """End the exchange. If only prefill's request is still open, it is drained in the background: the client does not
+    wait for it."""
     if exchange.answering.upstream.at_rest and not exchange.gone:
         router.spawn(exchange.drain())
         exchange.answering.end()

@@ -122,12 +122,12 @@ async def debug_state(request: Request, router: Router) -> Response:
     headers = passed_on(request, router.id)
     members = router.members.all
     answers = await asyncio.gather(*(_debug_report(member, headers) for member in members))
-    told: list[dict[str, Any]] = [state for state in answers if "pools" in state]
+    reports: list[dict[str, Any]] = [state for state in answers if "pools" in state]
     refused = [state["status"] for state in answers if "status" in state]
-    if not told and refused:
+    if not reports and refused:
         return json_response({"error": {"message": "the servers do not tell", "code": "not_told"}}, max(refused))
     counters: dict[str, float] = {}
-    for state in told:
+    for state in reports:
         for name, value in state["counters"].items():
             counters[name] = counters.get(name, 0) + value
     pools, now = [], router.members.now
@@ -135,17 +135,17 @@ async def debug_state(request: Request, router: Router) -> Response:
         pools += [{**pool, "name": f"{_short(members, member)} {pool['name']}"} for pool in state.get("pools", ())]
     return json_response(
         {
-            **{name: sum(state[name] for state in told) for name in ("num_running", "num_waiting")},
+            **{name: sum(state[name] for state in reports) for name in ("num_running", "num_waiting")},
             "counters": counters,
             "pools": pools,
-            "map": [cell for state in told for cell in state["map"]],
+            "map": [cell for state in reports for cell in state["map"]],
             "members": [{**member.as_dict(now), "name": _short(members, member)} for member in members],
         }
     )
 
 
 def _short(members: list[Member], member: Member) -> str:
-    """`decode`, or `decode 2` where there are several; a server of both roles is a `server`."""
+    """Return a short name: `decode`, or `decode 2` if there are several; a server of both roles is a `server`."""
     same = [other for other in members if other.role is member.role]
     name = "server" if member.role is Role.BOTH else str(member.role)
     return name if len(same) == 1 else f"{name} {same.index(member) + 1}"

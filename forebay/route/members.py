@@ -210,7 +210,7 @@ def _refusal(status: int, body: bytes) -> str:
 
 
 def as_object(body: bytes) -> dict[str, Any]:
-    """Empty for what is none."""
+    """Return a JSON object, an empty one for any other value."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -110,7 +110,7 @@ class Membership(Generic[Record]):
         return [member for member in self.with_role(*roles) if not member.obstacle(now)]
 
     def configure(self, url: str, role: Role) -> None:
-        """Add a member of the command line, which stays one whatever is announced. Raises ConfigError."""
+        """Add a member of the command line, which no announcement removes. Raises ConfigError."""
         url = str(Origin(url))
         if url in self._by_url:
             raise ConfigError(f"{url} is given twice: give each server once, with its role")
@@ -212,7 +212,7 @@ class Membership(Generic[Record]):
         self.prefixes.forget(member.url)
 
     def retire(self, member: Record) -> None:
-        """Release what belongs to a member that was dropped; requests at it go on."""
+        """Release the resources of a member that was dropped; its running requests continue."""
 
     def _added(self, url: str, role: Role) -> Record:
         if len(self._by_url) >= MOST_MEMBERS:

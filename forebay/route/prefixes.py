@@ -81,8 +81,8 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The blocks at the beginning of a prompt that a member has. If `is_branch`, another prompt goes on behind them:
-    what is shared is the beginning of several conversations, and not the last turn of one."""
+    """The blocks at the beginning of a prompt that a member has. If `is_branch`, another prompt continues after them:
+    the shared blocks are the beginning of several conversations, and not the last turn of one."""
 
     num_blocks: int
     is_branch: bool
@@ -121,13 +121,14 @@ class Prefixes:
         if self.observer is not None:
             self.observer.forgot(url)
 
-    def record(self, blocks: Sequence[bytes], url: str, *, goes_on: bool = False) -> None:
-        """As `learn`, without the observer; evict old blocks. `goes_on` if a prompt goes on behind the last block."""
+    def record(self, blocks: Sequence[bytes], url: str, *, continues: bool = False) -> None:
+        """Store blocks of a member without calling the observer, and evict old ones. `continues`: a prompt continues
+        after the last block."""
         for block in reversed(blocks):  # beginnings are asked for by more: they stay longer
             key = (url, block)
             self._sizes[url] += key not in self._known
-            self._known[key] = self._known.pop(key, False) or goes_on
-            goes_on = True
+            self._known[key] = self._known.pop(key, False) or continues
+            continues = True
         while len(self._known) > self._most:
             (owner, _), _ = self._known.popitem(last=False)
             self._sizes[owner] -= 1
@@ -146,6 +147,6 @@ class Prefixes:
         self._sizes.clear()
 
     def entries(self) -> Iterator[tuple[str, bytes, bool]]:
-        """Yield members with each of their blocks, and whether a prompt goes on behind it. Those that would be evicted
-        first are in front."""
-        yield from [(*key, goes_on) for key, goes_on in self._known.items()]
+        """Yield members with each of their blocks, and whether a prompt continues after it, the next block to evict
+        first."""
+        yield from [(*key, continues) for key, continues in self._known.items()]

@@ -55,7 +55,7 @@ class Router:
         task.add_done_callback(self._tasks.discard)
 
     def die(self, failure: Failure) -> None:
-        """There is no use in going on."""
+        """End the router after a fatal error."""
         self.dead = self.dead or failure
         self._died.set()
 

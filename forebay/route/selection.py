@@ -111,8 +111,8 @@ class Selection:
 
 
 def emptier_than(best: Place[Record], places: Sequence[Place[Record]]) -> Place[Record]:
-    """Return the place for the first turn of a conversation, of which `best` has the longest prefix: it, or one with so
-    much fewer blocks that it is worth computing the prefix there, too. The conversation will stay there and grow."""
+    """Return the place for the first turn of a conversation: `best`, which has the longest prefix, or a place with
+    enough fewer blocks that computing the prefix again there pays. The conversation will stay there and grow."""
     other = min(places, key=lambda place: place.num_known - place.match.num_blocks)
     num_lost = best.match.num_blocks - other.match.num_blocks
     return other if best.num_known > BALANCE_REL_THRESHOLD * other.num_known + num_lost else best

@@ -30,14 +30,14 @@ log = get_logger("route")
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A member has these blocks (hexadecimal digests, shortest beginning first), and a prompt `goes_on` behind the last
-    one or not; without any block, it has none any more."""
+    """A member's blocks (hexadecimal digests, shortest beginning first); `continues` if a prompt continues after the
+    last one. Without any block, the member has none any more."""
 
     url: Annotated[str, msgspec.Meta(max_length=MAX_URL_CHARS)]
     blocks: Annotated[
         list[Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]], msgspec.Meta(max_length=MOST_BLOCKS)
     ] = []
-    goes_on: bool = False
+    continues: bool = msgspec.field(default=False, name="goes_on")  # the name between routers of other versions, too
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,13 +47,13 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     changes: Annotated[list[Change], msgspec.Meta(max_length=MOST_PER_BATCH)]
 
     def apply(self, prefixes: Prefixes) -> None:
-        """Make the changes in a table. Its own observer is not told: two routers may be each other's standby."""
+        """Apply the changes to a table. Its observer is not called, since two routers may be each other's standby."""
         if self.begins_anew:
             prefixes.clear()
         for change in self.changes:
             if change.blocks:
                 blocks = [bytes.fromhex(block) for block in change.blocks]
-                prefixes.record(blocks, change.url, goes_on=change.goes_on)
+                prefixes.record(blocks, change.url, continues=change.continues)
             else:
                 prefixes.drop(change.url)
 
@@ -171,8 +171,8 @@ def _as_changes(prefixes: Prefixes) -> Iterator[Change]:
     """Yield the table as changes that restore it, with the order of eviction."""
     run: list[tuple[str, bytes, bool]] = []
     for entry in prefixes.entries():
-        url, _, goes_on = entry
-        if run and (url != run[0][0] or not goes_on or len(run) == MOST_BLOCKS):
+        url, _, continues = entry
+        if run and (url != run[0][0] or not continues or len(run) == MOST_BLOCKS):
             yield _as_change(run)
             run = []
         run.append(entry)
@@ -182,5 +182,5 @@ def _as_changes(prefixes: Prefixes) -> Iterator[Change]:
 
 def _as_change(run: Sequence[tuple[str, bytes, bool]]) -> Change:
     """Return the change for entries of one member, of which a prompt may end behind the first one alone."""
-    url, _, goes_on = run[0]
-    return Change(url=url, blocks=[block.hex() for _, block, _ in reversed(run)], goes_on=goes_on)
+    url, _, continues = run[0]
+    return Change(url=url, blocks=[block.hex() for _, block, _ in reversed(run)], continues=continues)

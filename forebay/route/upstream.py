@@ -57,7 +57,7 @@ class Upstream(KeptAlive):
         return await asyncio.shield(self._head)
 
     def relay(self, sink: Callable[[bytes], None] = _DROP) -> None:
-        """Give `sink` the body, what has come of it and what will."""
+        """Write the body to `sink`: the bytes received so far, and all later ones."""
         self._sink = sink
         if self._body:
             sink(bytes(self._body))
@@ -68,7 +68,7 @@ class Upstream(KeptAlive):
         await asyncio.shield(self._end)
 
     async def whole(self) -> bytes:
-        """The body, of an answer that nobody relays."""
+        """Read the whole body, for an answer that is not relayed."""
         await self.ended()
         return bytes(self._body)
 
@@ -164,7 +164,7 @@ class Pool:
             upstream.close()
 
     def give_up(self) -> None:
-        """Close all connections in use, which fails those who wait for an answer."""
+        """Close all connections in use. Requests that wait for an answer fail."""
         for upstream in list(self._taken):
             upstream.close()
 

@@ -95,7 +95,8 @@ ROUTES: Final[tuple[Route[ServerContext], ...]] = (
 def create_context(
     config: ServerConfig, model: ServedModel, engine: AsyncEngine, tokenizer: Tokenizer
 ) -> ServerContext:
-    """Raises ConfigError for a server that anybody on the network could use, ModelError for impossible defaults."""
+    """Return the server's context. Raises ConfigError for a server that is open to the network without a key,
+    ModelError for impossible defaults."""
 
     preparation, lenient = Preparation(config.tenants), config.unknown_fields == "warn"
     json_workers, has_images = Workers(preparation.lane("JSON", 1)), model.tiling is not None

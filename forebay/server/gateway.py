@@ -125,7 +125,8 @@ class _Answer:
 
 
 def _request_id(scope: Mapping[str, Any]) -> str:
-    """The client's own label where it is safe to print, else ours. It is a label only: the engine counts by itself."""
+    """Return the client's own label if it is safe to print, else a new one. It is a label only: the engine numbers
+    requests itself."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _SAFE_ID.fullmatch(value):
             return str(value.decode())

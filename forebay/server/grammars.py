@@ -17,8 +17,8 @@ NUM_THREADS: Final = 2  # a grammar that takes all the time it may does not hold
 
 
 class GrammarWorkers:
-    """Each thread has a process, which is ended where a grammar takes too much (`grammar.checking`). What is known of
-    a grammar is said in place."""
+    """Threads that check grammars, each with a process. A process that exceeds its limits is killed
+    (`grammar.checking`). A grammar with a known result is answered without a process."""
 
     def __init__(self, preparation: Preparation, make_vocabulary: Callable[[], Vocabulary]) -> None:
         self._checks = GrammarChecks(make_vocabulary)

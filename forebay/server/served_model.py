@@ -19,12 +19,12 @@ LIMITS: Final = ("max_running_requests", "max_total_tokens", "context_length")  
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedModel:
-    """`created` is in seconds since 1970. `settings` are the effective configuration, for /server_info. The
-    engine is given up when a step takes `stall_timeout_s`. With `uses_priority` it looks at the priorities of requests,
-    to admit or to evict. `mode`: which half of requests it computes. An engine that is asleep `wakes_on_request`, or
-    lets requests wait. `answers`: how the model spells calls and thinking; `texts`: how texts become vectors.
-    `end_tokens`: those that end an answer besides those of the engine's configuration, each with the reason.
-    `tiling`: how images become tiles, None where the model has no encoder."""
+    """The model that this server serves. `created` is in seconds since 1970. `settings` are the effective
+    configuration, for /server_info. A step of `stall_timeout_s` ends the engine. With `uses_priority`, admission or
+    eviction reads the priorities of requests. `mode`: the half of requests that it computes. An engine that is asleep
+    `wakes_on_request`, or lets requests wait. `answers`: the model's formats of calls and thinking; `texts`: how texts
+    become vectors. `end_tokens`: those that end an answer besides those of the engine's configuration, each with the
+    reason. `tiling`: how images become tiles, None for a model without an encoder."""
 
     name: str
     path: str

@@ -48,7 +48,7 @@ class Backend:
                     self._literal = literal
         return literal
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Free both tokenizers. The next use makes one again, from the copy in memory, because the file may have
         changed."""
         with self._lock:

@@ -20,7 +20,7 @@ class PieceReader(Protocol):
 
 
 def _byte_level_alphabet() -> dict[int, int]:
-    """GPT-2's printable stand-ins: code point of the stand-in -> byte."""
+    """Return GPT-2's printable substitutes: the byte of each substitute's code point."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {byte: byte for byte in printable}
     others = [byte for byte in range(256) if byte not in table]

@@ -90,11 +90,11 @@ class Tokenizer:
         fitting = (self._named_templates.get(name) for name, wanted in _FITTING.items() if variables.get(wanted))
         return next((template for template in fitting if template is not None), self.chat_template)
 
-    def rest(self) -> None:
-        """Give back the memory of what the next text makes again: all but what tokens are in texts."""
+    def release_memory(self) -> None:
+        """Free the memory that the next text can compute again: all except the texts of tokens."""
         for table in (self.table, self.whole_table):
             table.forget()
-        self._backend.rest()
+        self._backend.release_memory()
 
     def wake(self) -> None:
         """Load the tokenizer in this thread, as the next text would (`text.backend`)."""

@@ -9,7 +9,7 @@ import pytest
 
 from forebay.base.errors import OfferError
 from forebay.requests import pieces as module
-from forebay.requests.pieces import KindShape, Whereabouts, extents, pieces
+from forebay.requests.pieces import KindShape, PlacesByPosition, extents, pieces
 from forebay.requests.transfers import Span
 
 PAGE = 4
@@ -52,7 +52,7 @@ def test_pieces_have_each_position_of_each_region_once_within_the_bytes_of_a_chu
     monkeypatch: pytest.MonkeyPatch, most: int, its: Span
 ) -> None:
     monkeypatch.setattr(module, "CHUNK_BYTES", most)
-    where, first, end = Whereabouts({"kv": PAGES}, {"kv": its}), its.start + 1, its.start + 11
+    where, first, end = PlacesByPosition({"kv": PAGES}, {"kv": its}), its.start + 1, its.start + 11
     seen, sizes = [], []
     for piece in pieces("kv", PAGES, its, first, end):
         assert piece.kind == "kv"

@@ -197,7 +197,7 @@ def test_texts_are_taken_by_a_server_whose_engine_sleeps(shared: Running) -> Non
     with shared.client() as http:
         right = [http.post("/tokenize", json=body).json() for body in asked]
         for body, tokens in zip(asked, right, strict=True):
-            shared.call(shared.engine.on_rest)
+            shared.call(shared.engine.on_sleep)
             assert shared.tokenizer._backend._whole is None
             assert http.post("/tokenize", json=body).json() == tokens
             assert shared.tokenizer._backend._whole is not None

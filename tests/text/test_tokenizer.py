@@ -190,10 +190,10 @@ def test_a_tokenizer_that_has_rested_gives_the_same_tokens_and_texts(make: Calla
     right = found()
     assert not is_at_rest(tokenizer)
     for _ in range(2):
-        tokenizer.rest()
+        tokenizer.release_memory()
         assert is_at_rest(tokenizer)
         assert found() == right
-    tokenizer.rest()
+    tokenizer.release_memory()
     assert tokenizer.decode(right[0][0]) == right[1][0]
     assert tokenizer._backend._whole is None, "texts of tokens need none"
 
@@ -205,7 +205,7 @@ def test_encoding_while_the_tokenizer_is_released_gives_the_same_tokens() -> Non
 
     def rest() -> None:
         while not done.is_set():
-            tokenizer.rest()
+            tokenizer.release_memory()
 
     resting = threading.Thread(target=rest)
     resting.start()

@@ -55,7 +55,7 @@ class EngineLink:
         self.last_state: State | None = None  # as of its last report, about a second old while it works
         self.last_beat: Beat | None = None
         # When the engine has given its weights back, and while it takes them again: of what is needed here with them.
-        self.on_rest: Callable[[], None] = lambda: None
+        self.on_sleep: Callable[[], None] = lambda: None
         self.on_wake: Callable[[], None] = lambda: None
         self._process = process
         self._loop = asyncio.get_running_loop()
@@ -190,10 +190,10 @@ class EngineLink:
                     self._died_of(frame.failure)
 
     def _note(self, state: State) -> None:
-        """Keep the latest state, and call `on_rest` once the weights are released."""
+        """Keep the latest state, and call `on_sleep` once the weights are released."""
         rested, self.last_state = self._rests, state
         if self._rests and not rested:
-            self.on_rest()
+            self.on_sleep()
 
     def _answer(self, frame: State | TreePart) -> None:
         answer = self._answers.get(frame.answers)

@@ -242,7 +242,7 @@ class LLM:
         """Release the memory of these tags until `wake_up`: `kv_cache` with all cached prefixes, `weights`, which are
         read from their files again, and `cuda_graph`. Raises Conflict if a tag cannot be released."""
         if WEIGHTS in tags:
-            self.tokenizer.rest()
+            self.tokenizer.release_memory()
         self._core.sleeper.sleep(tags)
 
     def wake_up(self, tags: Sequence[str] = ()) -> None:

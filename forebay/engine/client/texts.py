@@ -29,7 +29,7 @@ class TextEngine(ABC):
     _tokenizer: Tokenizer | None = None
     _formats: Findings | None = None  # since the first conversation
     default_sampling_params = SamplingParams()  # the model's own, where it was made by `start`
-    on_rest: Callable[[], None]
+    on_sleep: Callable[[], None]
     on_wake: Callable[[], None]
 
     @classmethod
@@ -48,7 +48,7 @@ class TextEngine(ABC):
         try:
             path, sampling = config.engine.model_path, config.server.sampling
             engine._tokenizer = await asyncio.to_thread(Tokenizer.from_path, path, config.server.chat_template)
-            engine.on_rest, engine.on_wake = engine._tokenizer.rest, engine._tokenizer.wake
+            engine.on_sleep, engine.on_wake = engine._tokenizer.release_memory, engine._tokenizer.wake
             engine.add_end_tokens(await asyncio.to_thread(end_tokens, engine._tokenizer))
             engine.default_sampling_params = SamplingParams.defaults(sampling.values, sampling.source)
             await engine.ready()

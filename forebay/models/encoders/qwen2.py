@@ -119,7 +119,7 @@ class Qwen2Encoder(Encoder):
         rotation = self._rotations.of(grid)
         by = rotation._replace(positions=rotation.positions[:, order.to(self._device)])
         order, places = (each.int().to(self._device) for each in (order, torch.argsort(order)))
-        windows, image = (segments(its, self._device) for its in (lens, [len(order)]))
+        windows, image = (segments(each, self._device) for each in (lens, [len(order)]))
         return Around(order, places, by, windows, image)
 
     def finish(self, state: State) -> Tensor:

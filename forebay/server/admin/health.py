@@ -38,14 +38,14 @@ async def health(request: Request, server: ServerContext) -> Response:
     """
     sickness = _sickness(server)
     if sickness is None:
-        return json_response({"status": "ok", "reason": _rest(server) or "ok"})
+        return json_response({"status": "ok", "reason": _phase_without_service(server) or "ok"})
     if sickness[0] == "starting":
         return json_response({"status": "ok", "reason": "starting"})
     return unfit("unhealthy", *sickness)
 
 
-def _rest(server: ServerContext) -> str | None:
-    """Return what the engine does instead of serving, by its last update; None if it serves."""
+def _phase_without_service(server: ServerContext) -> str | None:
+    """Return the engine's phase by its last update if it does not serve; None if it does."""
     state = server.engine.last_state
     return None if state is None or state.memory.phase == "serving" else state.memory.phase
 
@@ -56,8 +56,8 @@ async def ready(request: Request, server: ServerContext) -> Response:
     sickness = _sickness(server)
     if sickness is not None:
         return unfit("not_ready", *sickness)
-    if (rest := _rest(server)) and not server.model.wakes_on_request:
-        return unfit("not_ready", rest, "the engine does not serve: its memory was released, or it was told to pause")
+    if (phase := _phase_without_service(server)) and not server.model.wakes_on_request:
+        return unfit("not_ready", phase, "the engine does not serve: its memory was released, or it was told to pause")
     if server.lifecycle.draining:
         return unfit("not_ready", "draining", "the server is shutting down")
     if server.lifecycle.is_full(RequestContext.of(request.scope).tenant.name):

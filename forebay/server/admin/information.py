@@ -34,7 +34,7 @@ class ModelInfo(TypedDict):
 
 
 class AnswerFormats(TypedDict):
-    """How the model spells calls and thinking; null where it has none that is known."""
+    """The formats in which the model writes calls and thinking; null if it has no known one."""
 
     tool_calls: str | None
     reasoning: str | None
@@ -89,11 +89,12 @@ def _end_tokens(server: ServerContext, of_config: Sequence[int]) -> dict[str, st
 
 
 async def server_info(request: Request, server: ServerContext) -> Response:
-    """The effective configuration: what each value is, who set it and why; what memory was divided into; limits. The
-    state only for whom /debug/state is.
+    """Return the effective configuration: the value of each setting, its source and its reason; the division of memory;
+    limits. The state is included only for clients that may read /debug/state.
 
-    What is on top, and that there is no /version, is what gateways of the field know such a server by. They take all of
-    it or nothing: `weight_version` is text there, and `model`, had we one, would have to be."""
+    Gateways identify such a server by the top-level fields, and by the absence of /version. They accept the document
+    whole or not at all: `weight_version` must be text, as would `model`.
+    """
     info = server.loaded_info
     tenant = RequestContext.of(request.scope).tenant
     may_see_totals = server.security.may_see_totals(tenant)

@@ -32,8 +32,8 @@ _TRANSFERS: Final = {
 
 
 class Metrics:
-    """One registry per server, so that two servers in one process do not meet; `compat` names the engine under whose
-    names all is told once more, or is "none"."""
+    """One registry per server, so that two servers in one process do not share series. `compat` names the engine under
+    whose names the series are repeated, or is "none"."""
 
     def __init__(self, model: str, compat: str = "none") -> None:
         self._registry = CollectorRegistry()

@@ -1,7 +1,9 @@
 """Metrics repeated under the names that dashboards of other engines query.
 
-Nothing is counted twice: each series is one of ours with another name, and where there is none, neither is theirs. What
-is unlike: the time between tokens is a request's mean, and the share of cached tokens is of all requests so far."""
+No event is counted twice: each series repeats one of Forebay's under another name. A series that Forebay lacks is
+absent. Two definitions differ: the time between tokens is the mean of a request, and the share of cached tokens covers
+all requests since the start.
+"""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ def occupied(request: Request, what: str, state: State) -> Response:
     memory = state.memory
     released = ",".join(memory.released) or "none"
     log.info(event(what, id=RequestContext.of(request.scope).request_id, state=memory.phase, released=released))
-    told: dict[str, Any] = {"success": True, **msgspec.to_builtins(memory)}
-    return json_response(told)
+    answer: dict[str, Any] = {"success": True, **msgspec.to_builtins(memory)}
+    return json_response(answer)
 
 
 async def flush_cache(request: Request, server: ServerContext) -> Response:
@@ -91,13 +91,13 @@ async def resume(request: Request, server: ServerContext) -> Response:
 
 
 async def pause(request: Request, server: ServerContext) -> Response:
-    """Let no request go on until `/continue_generation`; nothing is released."""
+    """Pause all requests until `/continue_generation`; no memory is released."""
     body = await read_body(request, server, PauseRequest)
     return occupied(request, "pause", await server.engine.release((), mode=body.mode, timeout_s=body.timeout))
 
 
-async def go_on(request: Request, server: ServerContext) -> Response:
-    """Let requests go on."""
+async def continue_generation(request: Request, server: ServerContext) -> Response:
+    """Resume the paused requests."""
     return occupied(request, "continue", await server.engine.resume(()))
 
 
@@ -165,7 +165,7 @@ ROUTES: Final[tuple[Route[ServerContext], ...]] = (
     Route(
         "POST",
         "/continue_generation",
-        go_on,
+        continue_generation,
         answer=Done,
         text="Go on after a pause.",
         access=Access.ADMIN,

@@ -16,7 +16,7 @@ _NODES_PER_TURN: Final = 256  # of the event loop, which has answers to send
 
 
 class Node:
-    """A branch, and what is below it, itself included."""
+    """A node of the prefix cache, with the totals of its subtree (itself included)."""
 
     __slots__ = ("branch", "children", "num_bytes", "num_kept", "num_nodes", "num_pages", "num_requests", "parent")
 
@@ -69,8 +69,8 @@ class Tree:
 
 
 async def look(engine: AsyncEngine) -> Tree:
-    """Read the whole prefix cache from the engine, part by part, and sum its nodes up from the leaves. The event loop
-    is let go of between parts."""
+    """Read the whole prefix cache from the engine in parts, and sum its nodes from the leaves upwards. Between two
+    parts the event loop serves other tasks."""
     tree = Tree(engine.info.page_size, engine.info.slot_bytes)
     more = begin = True
     while more:

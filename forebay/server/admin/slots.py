@@ -24,7 +24,7 @@ class DefaultSettings(TypedDict):
 
 
 class Modalities(TypedDict):
-    """Input besides text: images where the model has an encoder."""
+    """Input besides text: images if the model has an encoder."""
 
     vision: bool
     audio: Literal[False]

@@ -59,7 +59,7 @@ def unfit(status: str, reason: str, message: str) -> Response:
 
 
 async def current_state(server: ServerContext) -> State | None:
-    """The engine's state now, or as of its last report where it does not answer."""
+    """Return the engine's state now; if the engine does not answer, the state of its last report."""
     try:
         return await asyncio.wait_for(server.engine.state(), STATE_TIMEOUT_S)
     except (ForebayError, TimeoutError):

@@ -20,8 +20,9 @@ log = get_logger("server")
 
 
 class Checked(TypedDict):
-    """By `transport`; `bytes_per_s` is 0 where there was too little to tell. `layout` is the same on both sides but for
-    the page size, and `wrong` the columns that hold something else than was sent."""
+    """The result by `transport`; `bytes_per_s` is 0 if too few bytes were moved to measure. `layout` is the same on
+    both sides except for the page size, and `wrong` lists the columns whose content differs from the content that was
+    sent."""
 
     num_bytes: int
     bytes_per_s: float

@@ -1,7 +1,7 @@
-"""`POST /debug/tree`: what the prefix cache holds, branch by branch, the largest first.
+"""`POST /debug/tree`: the branches of the prefix cache, the largest first.
 
-A viewer sees the cache that his own requests would use, an admin all of them; and of its text what his own session put
-there, an admin everybody's (C29, decision 11).
+A viewer sees the cache that their own requests would use; an admin sees all of it. Text is shown to a viewer if their
+own session wrote it, and always to an admin (C29, decision 11).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class TreeRequest(Sender):
 
 
 class BranchRow(TypedDict):
-    """A branch: `num_tokens` are its own, and whatever is `below` counts it, too. `kept` is what layers keep
-    beside KV, by kind of cache. `num_requests` use it now, and `text` is that of its first tokens:
-    null where they are another's."""
+    """A branch: `num_tokens` are its own tokens, and the fields with `below` include them. `kept` counts the slots that
+    layers keep beside KV, by kind of cache. `num_requests` use the branch now. `text` is the text of its first tokens,
+    null if they belong to another author."""
 
     node: str
     num_tokens: int

@@ -32,7 +32,7 @@ class Fate(Enum):
 
 
 def fate(body: type[Strict], name: str) -> Fate:
-    """Return what is done about the field `name` of a body of this type."""
+    """Return the fate of the field `name` in a body of this type."""
     if name in body.names():
         return Fate.TAKEN
     if name in body.ignored:

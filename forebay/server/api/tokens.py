@@ -35,7 +35,7 @@ class Tokens(msgspec.Struct, kw_only=True):
 
 
 class TokenizerInfo(msgspec.Struct, kw_only=True):
-    """Special tokens are as they are spelled; null where the tokenizer has none."""
+    """The tokenizer: special tokens in their spelling, null for a token that it lacks."""
 
     tokenizer_class: str
     bos_token: str | None

@@ -98,7 +98,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """Every mode as RGB, what is transparent on white."""
+    """Convert an image of any mode to RGB, transparent pixels on white."""
     has_alpha = "A" in image.getbands() or image.info.get("transparency") is not None
     if image.mode == "RGB" and not has_alpha:
         return image

@@ -27,7 +27,8 @@ class CutImage(NamedTuple):
 
 
 class ImageDecoder:
-    """Each thread has a process, which is ended where an image takes too much. Belongs to one event loop."""
+    """Threads that decode images, each with a process. A process that exceeds its limits is killed. Belongs to one
+    event loop."""
 
     def __init__(self, preparation: Preparation, tiling: Tiling, max_bytes: int) -> None:
         self._tiling, self._max_bytes = tiling, max_bytes

@@ -1,4 +1,5 @@
-"""The tokens that stand for an image in a prompt: placeholders, framed by what tells the model where each tile is."""
+"""The tokens that represent an image in a prompt: placeholders, and around them the tokens that give the position of
+each tile."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ MOST_CUTS: Final = 128  # whose tokens are kept
 
 
 class Expanded(NamedTuple):
-    """A prompt with its images, and where the points are that it was to be resumed from."""
+    """A prompt with its images, and the new positions of its resumption points."""
 
     token_ids: list[int]
     resume_points: tuple[int, ...]

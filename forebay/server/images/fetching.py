@@ -40,7 +40,7 @@ def is_public(address: str) -> bool:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of a host, in the system's order. Raises OSError where there are none."""
+    """Return the addresses of a host, in the system's order. Raises OSError if the host has none."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
@@ -64,7 +64,8 @@ class Fetcher:
         self._tls = ssl.create_default_context() if domains else None  # reads all the system's certificates, once
 
     async def fetch(self, url: str, on_bytes: Callable[[int], None] = lambda count: None) -> bytes:
-        """Return what is at `url`. `on_bytes` hears of bytes as they come, and may raise. Raises Unreadable."""
+        """Return the bytes at `url`. `on_bytes` is called with the number of bytes as they arrive, and may raise.
+        Raises Unreadable."""
         place = self._place(url)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -164,7 +165,7 @@ class _Answer:
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, block: bytes) -> None:
-        """Take more of the answer. Raises HttpParserError for what is not HTTP."""
+        """Parse more of the answer. Raises HttpParserError for bytes that are not HTTP."""
         try:
             self._parser.feed_data(block)
         except httptools.HttpParserUpgrade:  # behind the head of a 101
@@ -194,7 +195,7 @@ class _Answer:
             self.content += body
 
     def on_message_complete(self) -> None:
-        """Note the end. What comes behind it is not read; behind an interim answer comes another one."""
+        """Note the end. Bytes after it are not read; after an interim answer another one follows."""
         if self.has_head:
             self.is_whole = True
         else:

@@ -101,7 +101,7 @@ class AdmittedImages:
         self.held = 0  # bytes
 
     def hold(self, num_bytes: int) -> None:
-        """Take more room, until the images are in the engine. Raises Overloaded where there is none."""
+        """Reserve more memory, until the images are in the engine. Raises Overloaded if the limit would be exceeded."""
         room, tenant = self._reader._room, self._client.tenant
         if not room.has_room(tenant, ROOM_BYTES, num_bytes):  # no number of other tenants' is told (C29)
             raise Overloaded(f"images of requests take the {ROOM_BYTES} bytes that all may have: try again later")
@@ -109,8 +109,8 @@ class AdmittedImages:
         self.held += num_bytes
 
     async def expanded(self, token_ids: Sequence[int], resume_points: Sequence[int]) -> Expanded:
-        """Read the images and put them into the prompt that has a placeholder for each. Raises InvalidRequest for what
-        is no image, and Overloaded."""
+        """Read the images and put them into the prompt, which has a placeholder for each. Raises InvalidRequest for an
+        unreadable image, and Overloaded."""
         files = await self._files()
         images = [await self._image(i, file) for i, file in enumerate(files)]
         return self._reader._expansion.expand(token_ids, resume_points, images)

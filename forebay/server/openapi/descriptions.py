@@ -1,6 +1,7 @@
 """Descriptions of each field of a body or an answer, for /openapi.json and the pages made of it.
 
-A field's name means one thing wherever it stands; where it means another in one type, that is in `OF`."""
+A field's name has one meaning in all types; `OF` lists the exceptions, by type.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +134,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "input_tokens_details": "How many of them were cached.",
     "instruction": "What the query needs of a document, in words.",
     "instructions": "A system text before everything else.",
-    "is_cut": "Whether there is more than is told.",
+    "is_cut": "Whether the answer omits some of them.",
     "is_error": "Whether the tool failed.",
     "is_generation": "Whether the model generates text.",
     "is_sleeping": "Whether memory is given back.",
@@ -148,11 +149,11 @@ FIELDS: Final[Mapping[str, str]] = {
     "last_step_age_s": "Seconds since a step last completed; 0 when idle.",
     "last_wake_s": "How long it took the last time to have memory again.",
     "layout": "What a token's cache is made of, the same on both sides.",
-    "limit": "The most that are told.",
-    "last_id": "The id of the last entry, behind which `after` goes on; null where there is none.",
+    "limit": "The maximum number of entries in the answer.",
+    "last_id": "The id of the last entry, after which `after` continues; null without entries.",
     "logit_bias": "Added to the logits of tokens, by token id.",
     "logprob": "The natural logarithm of the token's probability.",
-    "logprobs": "Whether, or of how many tokens besides the chosen one, log-probabilities are told; and these.",
+    "logprobs": "Whether, or of how many tokens besides the chosen one, log-probabilities are returned; and these.",
     "map": "Who holds each page, of a sample of them.",
     "matched_tokens": "By kind of cache, how much of the prompt was there: `kv` found, the others fit to go on from.",
     "max_completion_tokens": "The most tokens of the answer, thinking included.",
@@ -218,8 +219,8 @@ FIELDS: Final[Mapping[str, str]] = {
     "previous_response_id": "The stored response whose conversation goes on, with `--responses-store-bytes`.",
     "priority": "Larger goes first, with `--schedule-policy priority`.",
     "prompt": "What is gone on with: a text or token ids, or several of these.",
-    "prompt_cache_key": "A session of this client; prefixes are told apart by it for `differs`.",
-    "prompt_logprobs": "Of how many tokens the log-probabilities at each place of the prompt are told; and these.",
+    "prompt_cache_key": "A session of this client; prefixes are distinguished by it for `differs`.",
+    "prompt_logprobs": "Of how many tokens the log-probabilities at each place of the prompt are returned; and these.",
     "prompt_tokens": "Prompt tokens, cached ones included.",
     "prompt_tokens_details": "How many of them were cached.",
     "quarantined": "Slots set aside because nobody can say whose they are.",
@@ -240,7 +241,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "results": "The documents, the best first.",
     "retractions": "How often the request gave its memory up and waited again.",
     "return_documents": "Whether the documents come back with their scores.",
-    "return_logprob": "Whether log-probabilities are told.",
+    "return_logprob": "Whether log-probabilities are returned.",
     "return_text_in_logprobs": "Whether with the tokens' texts.",
     "rid": "A name for the request, by which it can be ended.",
     "role": "Who says it.",
@@ -299,7 +300,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "tool_use_id": "The call whose result this is.",
     "tools": "What the model may call.",
     "top_logprobs": "Of how many tokens besides the chosen one; and these.",
-    "top_logprobs_num": "Of how many tokens besides the chosen one log-probabilities are told.",
+    "top_logprobs_num": "Of how many tokens besides the chosen one log-probabilities are returned.",
     "top_n": "Only the so many best.",
     "total": "All slots.",
     "total_tokens": "Prompt and answer together.",

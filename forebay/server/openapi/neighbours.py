@@ -35,7 +35,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "models": "The one that is served.",
     "modified_at": "When the server started.",
     "n_ctx": "The context's length in tokens.",
-    "n_probs": "Of how many tokens besides the chosen one log-probabilities are told.",
+    "n_probs": "Of how many tokens besides the chosen one log-probabilities are returned.",
     "num_predict": "The most tokens of the answer; -1 as many as there is room for.",
     "options": "Sampling values.",
     "params": "Sampling values.",

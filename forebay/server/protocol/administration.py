@@ -45,7 +45,7 @@ class LoadAdapterRequest(Strict):
 
 
 class UnloadAdapterRequest(Strict):
-    """The body of a request to unload an adapter: for how many seconds requests may go on to use it."""
+    """The body of a request to unload an adapter, with the seconds that running requests have to end."""
 
     lora_name: Label
     timeout: Annotated[float, Field(ge=0, le=86400)] = 300.0

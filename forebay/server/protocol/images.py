@@ -14,7 +14,7 @@ Detail = Literal["auto", "low", "high"]
 
 
 class Source:
-    """The URL of an image, until somebody takes it: a body outlives its request's prompt, and need not hold 32 MiB of
+    """The URL of an image, until `take` removes it: a body outlives its request's prompt, and must not keep 32 MiB of
     data for as long."""
 
     __slots__ = ("_text",)

@@ -50,7 +50,7 @@ def text_or_list(value: Any) -> str | None:
 
 
 class CacheControl(History):
-    """A client's mark: others will go on from here."""
+    """A client's mark of a prefix: later requests will share it."""
 
     # What is cached stays until its memory is wanted: nobody can be promised an hour, and who asks for it is told so.
     passed = frozenset({"ttl"})
@@ -92,7 +92,7 @@ class ImagePart(Image):
 
 
 def text_or_image(name: str, image: type[Image]) -> Discriminator:
-    """Tells the parts of a content apart: what does not say that its type is `name` is taken for a text."""
+    """Return a discriminator of the parts of a content: a part whose type is not `name` is a text."""
 
     def choose(value: Any) -> str:
         says = value.get("type") == name if isinstance(value, dict) else isinstance(value, image)

@@ -241,7 +241,7 @@ class CompletionRequest(PlainText, Sampling):
 
     @cached_property
     def wanted(self) -> int | None:
-        """Most tokens to generate; None for as many as there is room."""
+        """The maximum number of tokens to generate; None for all that fit into the context."""
         asked = self.max_tokens if self.n_predict is None else self.n_predict
         return DEFAULT_COMPLETION_TOKENS if asked is None else None if asked < 0 else asked
 

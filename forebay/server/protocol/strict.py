@@ -54,7 +54,7 @@ class Strict(BaseModel):
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """The names of fields, wherever they stood, that nothing was done about."""
+        """The names of the fields without effect, at any depth of the body."""
         return self._passed_over
 
     @model_validator(mode="before")
@@ -113,8 +113,8 @@ class Strict(BaseModel):
 
     @classmethod
     def parse(cls, data: dict[str, Any], *, lenient: bool = False, images: bool = False) -> Self:
-        """`lenient`: fields that nobody here knows are passed over; `images`: there may be some. Raises InvalidRequest
-        that names the field."""
+        """Return the body of `data`. `lenient`: unknown fields are ignored; `images`: messages may have images. Raises
+        InvalidRequest that names the field."""
         passing = Passing(lenient, images)
         try:
             body = cls.model_validate(data, context=passing)
@@ -151,7 +151,7 @@ class History(Strict):
 
 
 def body_types(kind: type[Strict] = Strict) -> Iterator[type[Strict]]:
-    """All that may be a body, or stand in one."""
+    """Yield the types of bodies, and of objects within bodies."""
     for inside in kind.__subclasses__():
         yield inside
         yield from body_types(inside)

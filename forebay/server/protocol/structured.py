@@ -26,7 +26,7 @@ from forebay.server.protocol.validation import (
 
 
 class Asked(NamedTuple):
-    """`field` is where the client has said it."""
+    """A constraint of the answer; `field` is the client's field that requires it."""
 
     grammar: Grammar
     field: str
@@ -163,7 +163,7 @@ class StructuredOutputs(Strict):
 
 
 class Structured(Strict):
-    """At most one of these says what the answer looks like; behind the thinking, where there is some."""
+    """Fields that constrain the answer after its thinking. At most one of them may be set."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

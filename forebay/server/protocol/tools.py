@@ -121,7 +121,7 @@ class TextToolOptions(Strict):
 
 
 class TextTool(Strict):
-    """A tool that takes one text. The model is told of a function with one parameter."""
+    """A tool that takes one text. The model sees a function with one parameter."""
 
     type: Literal["custom"]
     custom: TextToolOptions
@@ -133,13 +133,15 @@ class TextTool(Strict):
     @property
     def function(self) -> ToolFunction:
         """The function that stands for the custom tool in the chat template: its only argument is the input."""
-        told = {} if self.grammar is None else {"description": f"Must match this grammar:\n{self.grammar.definition}"}
+        described = (
+            {} if self.grammar is None else {"description": f"Must match this grammar:\n{self.grammar.definition}"}
+        )
         return ToolFunction(
             name=self.custom.name,
             description=self.custom.description,
             parameters={
                 "type": "object",
-                "properties": {INPUT: {"type": "string", **told}},
+                "properties": {INPUT: {"type": "string", **described}},
                 "required": [INPUT],
                 "additionalProperties": False,
             },

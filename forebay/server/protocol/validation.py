@@ -63,8 +63,8 @@ def refusal(code: OwnCode, param: str, message: str) -> PydanticCustomError:
 
 
 def by_shape(choose: Callable[[Any], str | None], wanted: str) -> Discriminator:
-    """Tells a union's branches (`Tag`s made by `branch`) apart by the input, so that only the branch that was meant
-    complains; None from `choose`, for an input that is none of them, is refused with "must be `wanted`"."""
+    """Return a discriminator that chooses a union's branch (`Tag`s made by `branch`) by the shape of the input, so that
+    only the intended branch reports errors. If `choose` returns None, the message is "must be `wanted`"."""
     return Discriminator(choose, custom_error_type=INVALID_VALUE, custom_error_message=f"must be {wanted}")
 
 
@@ -106,7 +106,7 @@ def _at(loc: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _unknown(parts: list[Any], name: str, fields: list[str], why: str) -> InvalidRequest:
-    """`why` is what is known of fields that others have."""
+    """Return the error about an unknown field; `why` is the line about a field that other engines have."""
     near = get_close_matches(name, fields, n=1)
     param = _join([*parts, name])
     hint = why or (f"did you mean {near[0]}?" if near else "")

@@ -15,8 +15,8 @@ INVALID_JSON: Final = "invalid_json"  # the key of arguments that are not a JSON
 
 
 def whole_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with what is optional: a content, and of each call an id and arguments that are an object, if
-    they are text of one. Raises InvalidRequest for a call without a name."""
+    """Return a message with its optional fields: a content, and for each call an id and arguments as an object, parsed
+    if they are a text of one. Raises InvalidRequest for a call without a name."""
     whole: dict[str, Any] = {"content": None if message.get("tool_calls") else "", **message}
     calls = whole.pop("tool_calls", None) or []
     for number, call in enumerate(calls):
@@ -98,7 +98,7 @@ def _each_call(message: dict[str, Any], results: list[dict[str, Any]]) -> list[d
 
 
 def _whole(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return the tool with what is optional: a description and parameters, whose properties are objects."""
+    """Return the tool with its optional fields: a description and parameters, whose properties are objects."""
     function = {"description": "", "parameters": {}, **tool["function"]}
     own = function["parameters"]
     properties = own.get("properties")

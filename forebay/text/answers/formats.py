@@ -34,7 +34,7 @@ class CallFormat:
     in_text: Body | None = None
     layout: tuple[str, ...] = ()
     call_id: str = _CALL_ID
-    told: str = ""
+    tools_mark: str = ""
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ CALL_FORMATS: Final = {
             calls.list_or(calls.Headed(r"(?P<name>[\w.\-/]+?)(?:\s*\[CALL_ID\].*)?", "[ARGS]", or_brace=True)),
             begins=("[TOOL_CALLS]",),
             inside=("[ARGS]", "[CALL_ID]"),
-            told="[AVAILABLE_TOOLS]",
+            tools_mark="[AVAILABLE_TOOLS]",
         ),
         CallFormat(
             "deepseek_v3",
@@ -155,7 +155,7 @@ CALL_FORMATS: Final = {
             calls.python_or_objects,
             begins=("<|tool_call_start|>",),
             after=("<|tool_call_end|>",),
-            told="<|tool_list_start|>",
+            tools_mark="<|tool_list_start|>",
         ),
         CallFormat(
             "pythonic", calls.python, begins=("<|python_start|>",), after=("<|python_end|>",), bare="[", own=("[",)

@@ -290,7 +290,7 @@ def _kinds_read(formats: AnswerFormats, text: str, said: Collection[str]) -> lis
 def _tools_form(shown: str) -> tuple[str, str]:
     """Return the call format whose tool description the template renders, and the evidence."""
     for each in CALL_FORMATS.values():
-        for marker in filter(None, (*each.begins, each.told)):
+        for marker in filter(None, (*each.begins, each.tools_mark)):
             if marker in shown:
                 return each.name, f"tools are told of with {marker!r}"
     return "", "the chat template writes calls in no form that is known"

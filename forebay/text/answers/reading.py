@@ -79,7 +79,7 @@ class AnswerReader:
         answer = self._answer
         self._kinds: dict[Sink, Kind] = {answer.say: Said, answer.think: Thought, answer.argue: CallArguments}
         self._program = self._channels() if channels else self._tags()
-        self._go_on()
+        self._advance()
 
     @property
     def thinking(self) -> bool:
@@ -89,7 +89,7 @@ class AnswerReader:
     def push(self, text: str) -> list[Part]:
         """Read more text of the answer, and return the parts that are certain by now."""
         self._cursor.feed(text)
-        self._go_on()
+        self._advance()
         return self._answer.taken()
 
     def pass_by(self, text: str) -> Part | None:
@@ -103,7 +103,7 @@ class AnswerReader:
     def finish(self) -> list[Part]:
         """Return the last parts; unfinished markers become text."""
         self._cursor.ended = True
-        self._go_on()
+        self._advance()
         if self._in_thought:
             self._answer.turn()
         self._answer.finish()
@@ -117,7 +117,7 @@ class AnswerReader:
         """Return whether the characters [begin, end) of the answer are visible text, reasoning or a call."""
         return self._answer.kind(begin, end)
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         next(self._program, None)
 
     def _tags(self) -> Reading[None]:

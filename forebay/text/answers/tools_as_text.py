@@ -12,7 +12,7 @@ Message = dict[str, Any]
 HERMES: Final = "hermes"  # the format in which tools are described where a template writes nothing of them
 _IN_PYTHON: Final = ("lfm2", "pythonic")
 
-_TOLD: Final = """You may call these tools, one JSON schema a line:
+_INSTRUCTIONS: Final = """You may call these tools, one JSON schema a line:
 <tools>
 {tools}
 </tools>
@@ -40,10 +40,10 @@ def tools_described(messages: Sequence[Message], tools: Sequence[dict[str, Any]]
         return list(messages)
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     how = _HOW_HERE if example else _HOW
-    told = _TOLD.format(tools=listed, how=how, example=example or _EXAMPLE)
+    instructions = _INSTRUCTIONS.format(tools=listed, how=how, example=example or _EXAMPLE)
     if messages and messages[0]["role"] == "system":
-        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{told}"}, *messages[1:]]
-    return [{"role": "system", "content": told}, *messages]
+        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{instructions}"}, *messages[1:]]
+    return [{"role": "system", "content": instructions}, *messages]
 
 
 def _result_in_text(message: Message) -> Message:

@@ -11,7 +11,7 @@ from typing import Final
 
 from forebay.base.errors import OfferError, WireError
 from forebay.base.log import event, get_logger
-from forebay.requests.pieces import Whereabouts, extents
+from forebay.requests.pieces import PlacesByPosition, extents
 from forebay.requests.transfers import Broken, Closed, Offered, Order, Rest, Send, Sent, Span, Tail, Ticket, Withdraw
 from forebay.requests.updates import Failure
 from forebay.transfer.session import data_thread
@@ -115,7 +115,7 @@ class Shipments:
         if order.tail is not None:
             shipment.departing.check_complete()
         session, shipment.tail = shipment.session, order.tail
-        there = Whereabouts(session.shapes, shipment.places)
+        there = PlacesByPosition(session.shapes, shipment.places)
         theirs = [there(piece.kind, piece.first, piece.end) for piece in pieces]
         shipment.unwritten += len(pieces)
         shipment.moved_at = self._loop.clock()

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from forebay.base.errors import OfferError, WireError
-from forebay.requests.pieces import KindShape, Piece, Whereabouts, extents, pieces
+from forebay.requests.pieces import KindShape, Piece, PlacesByPosition, extents, pieces
 from forebay.requests.transfers import Span
 
 S = TypeVar("S", bound=Enum)
@@ -172,7 +172,7 @@ class Landing:
     """The places of a sequence, and the positions that have arrived: of every region in order and exactly once."""
 
     def __init__(self, shapes: Mapping[str, KindShape], spans: Mapping[str, Span], num_tokens: int) -> None:
-        self._places = Whereabouts(shapes, dict(spans))
+        self._places = PlacesByPosition(shapes, dict(spans))
         due = extents(shapes, spans, num_tokens)
         self._ends = {kind: end for kind, (_, end) in due.items()}
         self._next = {

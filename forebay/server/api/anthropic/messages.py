@@ -211,8 +211,8 @@ class MessagesDialect(ItemsDialect):
         client marks what it wants to have kept, or neither."""
         usage = generation.usage()
         prompt, cached, found = usage.prompt_tokens, usage.cache.cached_tokens, usage.cache.miss_reason
-        keeps = self.marked and found != MissReason.DISABLED
-        created = max(0, prompt // self.page_size * self.page_size - cached) if keeps else 0
+        is_cached = self.marked and found != MissReason.DISABLED
+        created = max(0, prompt // self.page_size * self.page_size - cached) if is_cached else 0
         details = usage.completion_tokens_details
         thinking = details.reasoning_tokens if num_tokens and details is not UNSET else 0
         return AnthropicUsage(
@@ -229,8 +229,8 @@ class MessagesDialect(ItemsDialect):
 
 
 def input_of(arguments: str) -> Any:
-    """A call's arguments where they have to be an object: as the model wrote them, character for character; what is
-    there of them where they were cut off; and under a name of its own what is no JSON."""
+    """Return a call's arguments as an object: character by character as the model wrote them if they are complete; the
+    complete members if they were cut off; an object with one key of its own if they are no JSON."""
     try:
         if isinstance(json_text.decode(arguments or "{}"), dict):
             return msgspec.Raw(arguments.encode() or b"{}")
@@ -287,15 +287,15 @@ async def count_tokens(request: Request, server: ServerContext) -> Response:
 def _settled(server: ServerContext, body: CountTokensRequest) -> tuple[ChatRequest, list[str] | UnsetType]:
     """Return the chat of the body, and the parts of the system text that were moved. Clients send fields of thinking
     with every request: those that the template does not read are left out, and so is high effort, the default."""
-    found, told = server.model.answers, dict[str, Any]()
+    found, update = server.model.answers, dict[str, Any]()
     if found.can_switch:
-        told["enable_thinking"] = body.thinks
+        update["enable_thinking"] = body.thinks
     if found.formats.thinking is None:
-        told["max_thinking_tokens"] = None
+        update["max_thinking_tokens"] = None
     if body.chat.reasoning_effort == "high" and "reasoning_effort" not in found.variables:
-        told["reasoning_effort"] = None
+        update["reasoning_effort"] = None
     check_results(body.chat.messages)
-    chat = body.chat.model_copy(update=told)
+    chat = body.chat.model_copy(update=update)
     settled = chat if server.config.keep_volatile_headers else behind_the_system_text(chat)
     return settled, UNSET if settled is chat else [BILLING_HEADER.removesuffix(":")]
 

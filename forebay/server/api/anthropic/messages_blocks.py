@@ -53,7 +53,7 @@ class Base64Source(History):
 
 
 class UrlSource(History):
-    """Where an image is."""
+    """The URL of an image."""
 
     type: Literal["url"]
     url: SourceText
@@ -159,7 +159,7 @@ class ToolResult(History):
 
 
 class ThinkingBlock(History):
-    """`signature` says that the model's maker has seen it, which nobody asks here."""
+    """A block of thinking. `signature` proves its origin to the model's maker; it is not checked here."""
 
     type: Literal["thinking"]
     thinking: Text

@@ -195,7 +195,7 @@ class CountTokensRequest(WithVariables):
 
     @property
     def marked(self) -> bool:
-        """Whether the client says anywhere what is to be kept."""
+        """Return whether the client marks any part of the prompt for caching."""
         tools = any(tool.cache_control for tool in self.tools or ())
         return tools or any(message.cache_control or message.breakpoints for message in self._chat.messages)
 
@@ -278,7 +278,8 @@ class MessagesRequest(Choosing, Bootstrap, CountTokensRequest):
 
 def behind_the_system_text(chat: ChatRequest) -> ChatRequest:
     """Return the chat with the client's billing line at the end of the system text. The client changes that line with
-    every request: at the beginning it would make every prompt new; the same chat where there is no such line."""
+    every request: at the beginning, no prompt would share a prefix with another. A chat without such a line is returned
+    unchanged."""
     first = chat.messages[0]
     if first.role != "system" or not first.content:
         return chat

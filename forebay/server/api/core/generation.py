@@ -23,8 +23,8 @@ from forebay.text.token_bytes import TokenBytes
 
 class CacheUsage(msgspec.Struct, kw_only=True):
     """The effect of the prefix cache on the request; `matched_tokens` by kind of cache, `kv` first. After `retractions`
-    `recomputed_tokens` were computed again. `checkpoints` are lengths of prompt and answer after which a state is kept:
-    the places from which others can go on, of a model with states."""
+    `recomputed_tokens` were computed again. `checkpoints` are the lengths of prompt and answer, in tokens, after which
+    a state is kept: a later request of a model with states can resume there."""
 
     cached_tokens: int
     miss_reason: str
@@ -36,7 +36,7 @@ class CacheUsage(msgspec.Struct, kw_only=True):
 
 
 class CachedDetails(msgspec.Struct, kw_only=True):
-    """The prompt tokens whose KV was reused, and where there are images those that stand for them."""
+    """The number of prompt tokens whose KV was reused, and of these the tokens of images if the prompt has images."""
 
     cached_tokens: int
     image_tokens: int | UnsetType = UNSET
@@ -71,7 +71,7 @@ class Sink(Protocol):
         """Take in a piece of the choice: text, parts and scored tokens that belong together."""
 
     def restart(self, choice: Choice) -> None:
-        """Discard what was given of this choice. Raises the error for the client if that is too late."""
+        """Discard the text of this choice. Raises the error for the client if some of it has been sent."""
         ...
 
 
@@ -99,7 +99,7 @@ class Generation:
 
     @classmethod
     def submit(cls, engine: AsyncEngine, table: TokenBytes, prompts: list[Prompt], order: Order) -> Generation:
-        """All or nothing: what was submitted is aborted if a later one is refused. Raises what the engine raises."""
+        """Submit all requests or none: if one is refused, the earlier ones are aborted. Raises the engine's error."""
         choices: list[Choice] = []
         peers = iter(order.peers or repeat(None))
         together = len(prompts) * order.params.n > 1  # then one load of the adapter answers, alone the newest
@@ -146,7 +146,7 @@ class Generation:
             stream.deliver(_Feed(self, choice, sink))
 
     async def begun(self) -> None:
-        """Wait for the first piece, or for the end. Raises what ended it where there was no piece."""
+        """Wait for the first piece, or for the end. Raises the error of a generation that ended without a piece."""
         await self._begun.wait()
         if self.error is not None and not self._has_pieces:
             raise self.error
@@ -278,11 +278,12 @@ def cache_usage(
     reports: Sequence[CacheReport], table: TokenBytes, memories: Sequence[MemoryReport] = (MemoryReport(),)
 ) -> CacheUsage:
     """Sum up the reports of a request's prompts, one each: tokens are summed, the reason and the difference are the
-    first's. Of its choices, of which `memories` tell, retractions are summed and the checkpoints are the first's.
+    first's. Of its choices, described by `memories`, retractions are summed and the checkpoints are the first's.
 
-    `matched_tokens` are those whose KV was there, and within them the last places from which each other kind of cache
-    that layers keep could go on; `cached_tokens` were used. `differs` says where the prompt left a cached
-    one of its own session: the position, and the text of the token here and of the one there; null where it left none.
+    `matched_tokens` are the tokens whose KV was cached, and for each other kind of cache the last position within them
+    from which it could resume; `cached_tokens` were used. `differs` describes the first difference from a cached prompt
+    of the same session: the position, and the text of the token in each of the two. It is null if the prompt differs
+    from none.
     """
     first = reports[0]
     return CacheUsage(

@@ -19,8 +19,8 @@ async def with_images(
     messages: Sequence[ChatMessage],
     prompts: Callable[[], Awaitable[list[Prompt]]],
 ) -> list[Prompt]:
-    """Return the prompts that the chat template has made of these messages, with the messages' images where it has
-    written a placeholder for each. Raises what `ImageReader.admitted` and `AdmittedImages.expanded` raise."""
+    """Return the prompts that the chat template has made of these messages, with the messages' images in the places of
+    the placeholders. Raises the errors of `ImageReader.admitted` and `AdmittedImages.expanded`."""
     asked = _asked(messages)
     if not asked:
         return await prompts()

@@ -80,7 +80,7 @@ class ItemsDialect(Dialect):
 
     @abstractmethod
     def _end(self) -> bytes:
-        """The end of what is open, if anything is."""
+        """Return the end of the open item, b"" if none is open."""
 
     def text(self, choice: Choice, text: str) -> bytes:
         return self._within(self.kinds.said, text)

@@ -39,7 +39,7 @@ class Batch:
         self._ended = asyncio.Event()
 
     def start(self, most: int) -> None:
-        """At most so many are sent before one of them has ended. Raises what the engine raises."""
+        """Submit the first `most` prompts; each that ends submits the next one. Raises the engine's error."""
         for _ in range(min(most, len(self.prompts))):
             self._send()
 
@@ -63,9 +63,9 @@ class Batch:
                 if len(self.vectors) == len(self.prompts):
                     self._ended.set()
                 else:  # this one counts until all of its frame has been delivered
-                    asyncio.get_running_loop().call_soon(self._go_on)
+                    asyncio.get_running_loop().call_soon(self._submit_next)
 
-    def _go_on(self) -> None:
+    def _submit_next(self) -> None:
         if self._next < len(self.prompts) and not self._ended.is_set():
             try:
                 self._send()
@@ -77,7 +77,7 @@ class Batch:
         self._ended.set()
 
     def abort(self) -> None:
-        """Nobody waits for it any more."""
+        """Abort the prompts in progress and release the waiter."""
         live, self._live = self._live, {}
         for stream in live.values():
             stream.abort()

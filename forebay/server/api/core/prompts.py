@@ -101,8 +101,8 @@ TAIL_TOKENS: Final = 16  # more than the tag that opens the thinking has
 
 
 def check_answerable(body: ChatRequest, found: Findings) -> None:
-    """Raises InvalidRequest for tools of a model whose calls nobody can read, and for what is said of thinking to a
-    model that cannot be told."""
+    """Raises InvalidRequest for tools if the model's format of calls is unknown, and for settings of thinking if the
+    model cannot switch it."""
     if body.offered_tools and found.formats.calls is None:
         why = found.evidence.get("tool_calls", "there is no chat template")
         raise InvalidRequest(f"this model takes no tools: {why}", code=UNSUPPORTED_FIELD, param="tools")

@@ -37,8 +37,8 @@ def _type_of(value: Any, default: str) -> str | None:
 
 
 def by_type(*kinds: str, default: str = "") -> Discriminator:
-    """Tells a union's branches, tagged `branch(kind)`, apart by what an object says in `type`, `default` where it says
-    nothing."""
+    """Return a discriminator of a union whose branches are tagged `branch(kind)`: it reads `type` of an object,
+    `default` if the object has none."""
 
     def choose(value: Any) -> str | None:
         kind = _type_of(value, default)
@@ -48,7 +48,8 @@ def by_type(*kinds: str, default: str = "") -> Discriminator:
 
 
 def only(*kinds: str, served: str, image: str = "") -> BeforeValidator:
-    """Refuses other types by name, and says what is served. The type `image` is, where the model accepts images."""
+    """Return a validator that refuses every type except `kinds`, with a message that lists `served`. The type `image`
+    is accepted, too, if the model accepts images."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
         kind = _type_of(value, kinds[0])

@@ -1,8 +1,8 @@
-"""Where the other half of each choice is. A gateway sends a request to a prefill and to a decode server.
+"""The address of the other half of each choice. A gateway sends a request to a prefill and to a decode server.
 
-The field's names: `bootstrap_host` and `bootstrap_port` are where the prefill server listens for decode servers (8998
-where no port is given), `bootstrap_room` is a label that the gateway picks for both halves. `forebay route` sends them
-in headers, gateways of the field in the body. Either way they make a decode server connect to a host. They are
+Field names: `bootstrap_host` and `bootstrap_port` are the address at which the prefill server listens for decode
+servers (port 8998 by default); `bootstrap_room` is a label that the gateway picks for both halves. `forebay route`
+sends them in headers, other gateways in the body. Either way they make a decode server connect to a host. They are
 therefore accepted from holders of the cluster key alone, or if the operator has named the prefill servers.
 """
 

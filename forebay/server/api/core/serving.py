@@ -159,7 +159,8 @@ async def _serve(
     cut_to_room: bool = False,
     known_as: str | None = None,
 ) -> Response:
-    """Admit, tokenize, submit, and answer. Whatever is refused before the first token has its own status."""
+    """Admit, tokenize, submit, and answer. A request that is refused before its first token gets the status of its
+    error."""
     async with contextlib.AsyncExitStack() as undo:
         source, num_prompts = ("prompt", len(body.prompts)) if isinstance(body, CompletionRequest) else ("messages", 1)
         undo.enter_context(server.lifecycle.admit(context.tenant.name, num_prompts * body.choices))
@@ -276,8 +277,8 @@ def params_of(
 def with_room(
     params: SamplingParams, prompts: list[Prompt], wanted: int | None, info: Ready, *, cut: bool
 ) -> SamplingParams:
-    """`params` with `max_tokens`: what was asked for, or what the context has left. Raises InvalidRequest and
-    RequestTooLarge; with `cut` not for an answer that may be asked to be longer than there is room."""
+    """Return `params` with `max_tokens`: the requested number, or the tokens that are left in the context. Raises
+    InvalidRequest and RequestTooLarge; with `cut`, an answer longer than the context is shortened instead."""
     lengths = [len(prompt.token_ids) for prompt in prompts]
     asked = None if wanted is None else max(1, wanted)
     for length in sorted({min(lengths), max(lengths)}):

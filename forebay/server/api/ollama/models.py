@@ -93,7 +93,7 @@ async def ollama_tags(request: Request, server: ServerContext) -> Response:
 
 
 async def ollama_ps(request: Request, server: ServerContext) -> Response:
-    """List what is in memory: the model that is served, and its adapters."""
+    """List the loaded models: the served model and its adapters."""
     info = server.engine.info
     on_gpu = any(item == "device" and value != "cpu" for _, item, value, _ in info.report)
     running = [

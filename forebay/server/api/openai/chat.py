@@ -52,7 +52,7 @@ class Call(msgspec.Struct, kw_only=True):
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """`content` is null where the answer is calls alone."""
+    """An answer's message. `content` is null if the answer has calls only."""
 
     role: Literal["assistant"]
     content: str | None

@@ -1,4 +1,4 @@
-"""/v1/completions: texts that go on from prompts."""
+"""/v1/completions: texts that continue prompts."""
 
 from __future__ import annotations
 

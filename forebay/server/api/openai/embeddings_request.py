@@ -62,7 +62,7 @@ Inputs = Annotated[
 
 
 class EmbeddingRequest(PlainText, Sender):
-    """An input is a text, or a list of token ids, among which texts may stand."""
+    """An input is a text, or a list of token ids with texts between them."""
 
     input: Inputs
     encoding_format: Literal["float", "base64"] = "float"

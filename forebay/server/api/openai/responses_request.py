@@ -138,7 +138,7 @@ class InputTokensRequest(WithVariables):
 
     @property
     def left_out(self) -> list[str]:
-        """The tools that somebody else would run, each kind once."""
+        """The hosted tools, each kind once: this server does not run them."""
         kinds = (str(tool["type"])[:64] for tool in self.tools or () if isinstance(tool, dict))
         return list(dict.fromkeys(kinds))
 

@@ -47,8 +47,8 @@ class Cutting(msgspec.Struct, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def framed(self, spell: Callable[[int], str]) -> tuple[str, str] | None:
-        """Return what templates write for an image and the text that stands there, with one placeholder in it; None
-        where templates write the placeholder. `spell` returns the text of a token."""
+        """Return two texts: the one that templates write for an image, and its replacement with one placeholder.
+        Returns None if templates write the placeholder themselves. `spell` returns the text of a token."""
         return None
 
     def num_tokens(self, size: Size) -> int:

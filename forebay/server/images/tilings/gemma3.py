@@ -22,8 +22,8 @@ BILINEAR: Final = 2  # Pillow's number
 
 
 class WholeSquare(Cutting, frozen=True, kw_only=True, tag=True):
-    """An image is resized to a square of `edge` pixels. Templates write the token `begin`; the image's tokens stand
-    behind it and in front of the token `end`, and there are empty lines around both."""
+    """An image is resized to a square of `edge` pixels. Templates write the token `begin`. The prompt has the image's
+    tokens between the tokens `begin` and `end`, with an empty line before and after."""
 
     edge: int
     begin: int
@@ -40,7 +40,7 @@ class WholeSquare(Cutting, frozen=True, kw_only=True, tag=True):
         return image * self.num_tokens(sizes[0])
 
     def framed(self, spell: Callable[[int], str]) -> tuple[str, str]:
-        """Return what templates write for an image, and the text that stands there with one placeholder in it."""
+        """Return the text that templates write for an image, and its replacement with one placeholder."""
         begin = spell(self.begin)
         return begin, f"\n\n{begin}{spell(self.placeholder)}{spell(self.end)}\n\n"
 

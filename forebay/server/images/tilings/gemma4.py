@@ -25,8 +25,8 @@ LOW_TOKENS: Final = 70
 
 
 class ScaledImage(Cutting, frozen=True, kw_only=True, tag=True):
-    """An image is made larger or smaller, with about its own ratio, until it has as many whole tokens as fit into
-    `max_tokens`. Templates write the placeholder; the image's tokens stand between the tokens `begin` and `end`."""
+    """An image is scaled, at about its own ratio, to the largest number of whole tokens within `max_tokens`. Templates
+    write the placeholder; the prompt has the image's tokens between the tokens `begin` and `end`."""
 
     max_tokens: int
     begin: int
@@ -44,7 +44,7 @@ class ScaledImage(Cutting, frozen=True, kw_only=True, tag=True):
         return image * self.num_tokens(sizes[0])
 
     def framed(self, spell: Callable[[int], str]) -> tuple[str, str]:
-        """Return what templates write for an image, and the text that stands there with one placeholder in it."""
+        """Return the text that templates write for an image, and its replacement with one placeholder."""
         image = spell(self.placeholder)
         return image, f"{spell(self.begin)}{image}{spell(self.end)}"
 

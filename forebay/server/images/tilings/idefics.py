@@ -27,8 +27,8 @@ TILES_BY_DEFAULT: Final = 4  # on the longest edge
 
 
 class SquareTiles(Cutting, frozen=True, kw_only=True, tag=True):
-    """An image is resized to `size` (width and height); where there is none, until its longest edge has `longest_edge`
-    pixels. If it `splits`, it is then cut into squares of `tile_size`, behind which all of it follows as one."""
+    """An image is resized to `size` (width and height); without a `size`, until its longest edge has `longest_edge`
+    pixels. If it `splits`, it is then cut into squares of `tile_size`, followed by the whole image as one more tile."""
 
     tile_size: int
     longest_edge: int
@@ -52,7 +52,7 @@ class SquareTiles(Cutting, frozen=True, kw_only=True, tag=True):
         return Tiles((rows, cols), ((edge, edge),) * len(tiles), b"".join(tiles))
 
     def text_of(self, grid: tuple[int, int], sizes: tuple[Size, ...], image: str) -> str:
-        """Return the text that stands for an image of so many rows and columns of tiles."""
+        """Return the text of an image in the prompt, given the rows and columns of its grid."""
         rows, cols = grid
         tile = image * self.num_tokens(sizes[0])
         lines = (
@@ -64,7 +64,7 @@ class SquareTiles(Cutting, frozen=True, kw_only=True, tag=True):
 
 
 def fitted(size: tuple[int, int], longest: int) -> tuple[int, int]:
-    """Return the width and height with a longest edge of so many pixels, the other even, and both at most
+    """Return the width and height that have a longest edge of `longest` pixels, the other edge even, and both at most
     `MAX_EDGE`."""
     width, height = size
     ratio = width / height
@@ -128,7 +128,7 @@ def _edge(own: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _size(own: Mapping[str, Any], folder: Path) -> tuple[int, int] | None:
-    """The exact size, where there is one and no longest edge."""
+    """Return the exact size, None if the file has none or has a longest edge."""
     size = own.get("size") or {}
     if "longest_edge" in size or not {"width", "height"} <= size.keys():
         return None

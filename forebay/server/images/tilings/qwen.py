@@ -40,7 +40,7 @@ class FittedImage(Cutting, frozen=True, kw_only=True, tag=True):
         return Tiles((height // self.token_edge, width // self.token_edge), ((height, width),), pixels)
 
     def text_of(self, grid: tuple[int, int], sizes: tuple[Size, ...], image: str) -> str:
-        """Return a placeholder for each token: the chat template writes what stands around them."""
+        """Return a placeholder for each token: the chat template writes the tokens around them."""
         return image * sum(map(self.num_tokens, sizes))
 
 
