@@ -296,10 +296,9 @@ class Cluster:
     def sender(self, scope: Scope) -> Sender:
         """Return the sender of the request of an ASGI scope. Raises HttpError 403 for headers of gateways without the
         right proof, and 400 for one that comes twice."""
-        headers: Headers = scope["headers"]
         ours = [
             (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in headers
+            for name, value in scope["headers"]
             if name == _PROOF or name.startswith(_BOOTSTRAP)
         ]
         if not ours:
@@ -307,6 +306,11 @@ class Cluster:
         found = dict(ours)
         if len(found) != len(ours):
             raise HttpError(400, f"a header {BOOTSTRAP}* or {PROOF} occurs twice", code="invalid_header")
+        return self._gateway(scope, found)
+
+    def _gateway(self, scope: Scope, found: dict[str, str]) -> Sender:
+        """Return the gateway that sent these headers: its proof, and the fields of the rendezvous."""
+        headers: Headers = scope["headers"]
         proof = found.pop(PROOF, "")
         host = next((value.decode("latin-1") for name, value in headers if name == b"host"), "")
         message = Message(method=scope["method"], target=_target(scope), host=host, bootstrap=found)

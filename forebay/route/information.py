@@ -126,22 +126,30 @@ async def debug_state(request: Request, router: Router) -> Response:
     refused = [state["status"] for state in answers if "status" in state]
     if not reports and refused:
         return json_response({"error": {"message": "the servers do not tell", "code": "not_told"}}, max(refused))
+    now = router.members.now
+    named = [(_short(members, member), state) for member, state in zip(members, answers, strict=True)]
+    return json_response(
+        {
+            **_totals(reports),
+            "pools": [
+                {**pool, "name": f"{name} {pool['name']}"} for name, state in named for pool in state.get("pools", ())
+            ],
+            "members": [{**member.as_dict(now), "name": _short(members, member)} for member in members],
+        }
+    )
+
+
+def _totals(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the sums of the members' requests and counters, and their maps one after another."""
     counters: dict[str, float] = {}
     for state in reports:
         for name, value in state["counters"].items():
             counters[name] = counters.get(name, 0) + value
-    pools, now = [], router.members.now
-    for member, state in zip(members, answers, strict=True):
-        pools += [{**pool, "name": f"{_short(members, member)} {pool['name']}"} for pool in state.get("pools", ())]
-    return json_response(
-        {
-            **{name: sum(state[name] for state in reports) for name in ("num_running", "num_waiting")},
-            "counters": counters,
-            "pools": pools,
-            "map": [cell for state in reports for cell in state["map"]],
-            "members": [{**member.as_dict(now), "name": _short(members, member)} for member in members],
-        }
-    )
+    return {
+        **{name: sum(state[name] for state in reports) for name in ("num_running", "num_waiting")},
+        "counters": counters,
+        "map": [cell for state in reports for cell in state["map"]],
+    }
 
 
 def _short(members: list[Member], member: Member) -> str:

@@ -87,14 +87,43 @@ class MemberRecord:
 Record = TypeVar("Record", bound=MemberRecord)
 
 
+class _Instances:
+    """The last announcements of at most `MOST_INSTANCES` instances, by their sequence numbers, and the instances that
+    have ended."""
+
+    def __init__(self) -> None:
+        self._sequences: OrderedDict[str, int] = OrderedDict()
+        self._gone: OrderedDict[str, int] = OrderedDict()
+
+    def accept(self, announcement: Announcement, member: MemberRecord | None, now: float) -> bool:
+        """Record an announcement for the URL of `member`. Returns False if a later one of its instance was accepted.
+
+        Raises Conflict for an instance that has ended, or that is older than the member's, which has a lease.
+        """
+        known = member.announced if member else None
+        is_known = known is not None and known.instance == announcement.instance
+        if announcement.instance in self._gone:
+            raise Conflict(f"the instance {announcement.instance} is gone", code="instance_gone")
+        if announcement.sequence <= self._sequences.get(announcement.instance, -1):
+            if is_known:
+                return False
+            raise Conflict(f"{_normalized(announcement.url)} has another instance by now", code="instance_replaced")
+        is_older = known is not None and not is_known and announcement.sequence <= known.sequence
+        if member is not None and is_older and now < member.lease_ends:  # a machine's clock may begin anew
+            raise Conflict(f"{_normalized(announcement.url)} has a newer instance", code="instance_replaced")
+        _remember(self._sequences, announcement.instance, announcement.sequence)
+        if announcement.state is State.GONE:
+            _remember(self._gone, announcement.instance, announcement.sequence)
+        return True
+
+
 class Membership(Generic[Record]):
     """All members, by URL, with the prefixes that each may have cached. `make` returns a new record."""
 
     def __init__(self, make: Callable[[str, Role, bool], Record]) -> None:
         self._make = make
         self._by_url: dict[str, Record] = {}
-        self._sequences: OrderedDict[str, int] = OrderedDict()  # the last one of each instance
-        self._gone: OrderedDict[str, int] = OrderedDict()  # instances
+        self._instances = _Instances()
         self.prefixes = Prefixes()
 
     @property
@@ -131,21 +160,11 @@ class Membership(Generic[Record]):
                 "router without this URL",
                 code="role_mismatch",
             )
-        known = member.announced if member else None
-        is_known = known is not None and known.instance == announcement.instance
-        if announcement.instance in self._gone:
-            raise Conflict(f"the instance {announcement.instance} is gone", code="instance_gone")
-        if announcement.sequence <= self._sequences.get(announcement.instance, -1):
-            if is_known:
-                return None
-            raise Conflict(f"{url} has another instance by now", code="instance_replaced")
-        is_older = known is not None and not is_known and announcement.sequence <= known.sequence
-        if member is not None and is_older and now < member.lease_ends:  # a machine's clock may begin anew
-            raise Conflict(f"{url} has a newer instance", code="instance_replaced")
-        _remember(self._sequences, announcement.instance, announcement.sequence)
+        if not self._instances.accept(announcement, member, now):
+            return None
         if announcement.state is State.GONE:
-            _remember(self._gone, announcement.instance, announcement.sequence)
-            if known is not None and not is_known:
+            known = member.announced if member else None
+            if known is not None and known.instance != announcement.instance:
                 return None
             if member is None or not member.is_configured:
                 self._drop(url, "it is gone")

@@ -85,12 +85,8 @@ class Gateway:
             await self._app(scope, receive, answer)
         except ClientGone:
             return
-        except ForebayError as error:
-            await self._refuse(error, scope, receive, answer)
-        except HTTPException as error:
-            await self._refuse(_routing_error(error), scope, receive, answer)
         except Exception as error:
-            await self._refuse(internal(error, str(scope["path"])[:100]), scope, receive, answer)
+            await self._refuse(_as_error(error, scope["path"]), scope, receive, answer)
         finally:
             watch.stop()
 
@@ -131,6 +127,13 @@ def _request_id(scope: Mapping[str, Any]) -> str:
         if name == b"x-request-id" and _SAFE_ID.fullmatch(value):
             return str(value.decode())
     return secrets.token_hex(12)
+
+
+def _as_error(error: Exception, path: str) -> ForebayError:
+    """Return the error for the client. An unexpected one is logged with the path."""
+    if isinstance(error, ForebayError):
+        return error
+    return _routing_error(error) if isinstance(error, HTTPException) else internal(error, path[:100])
 
 
 def _routing_error(error: HTTPException) -> ForebayError:

@@ -82,7 +82,7 @@ async def test_replica_starts_as_forebay_serve_does_and_closes_all(monkeypatch: 
     events: list[Any] = []
 
     class Engine:
-        on_rest = on_wake = None
+        on_sleep = on_wake = None
 
         async def ready(self) -> None:
             events.append("ready")
@@ -92,7 +92,7 @@ async def test_replica_starts_as_forebay_serve_does_and_closes_all(monkeypatch: 
 
     engine, server = Engine(), SimpleNamespace(log_level="warning")
     config = SimpleNamespace(server=server, engine="engine settings")
-    tokenizer = SimpleNamespace(rest="rest", wake="wake")
+    tokenizer = SimpleNamespace(release_memory="release", wake="wake")
     parts = {name: Closing(name, events) for name in ("json_workers", "workers", "grammars")}
     context = SimpleNamespace(lifecycle=SimpleNamespace(draining=False), **parts)
 
@@ -138,7 +138,7 @@ async def test_replica_starts_as_forebay_serve_does_and_closes_all(monkeypatch: 
         "ready",
         ("app", context),
     ]
-    assert (engine.on_rest, engine.on_wake) == ("rest", "wake")
+    assert (engine.on_sleep, engine.on_wake) == ("release", "wake")
     assert await status_of(built, "/health") == 200
     await replica.check_health()
 

@@ -55,8 +55,8 @@ ROUTE = (
     Mutant(
         "C21 a server that computes whole requests takes no part of one",
         "server/api/core/rendezvous.py",
-        "    if mode is DisaggregationMode.NULL or sender.bootstrap:\n",
-        "    if sender.bootstrap:\n",
+        "        _refuse_all(body)\n        return (None,) * count\n",
+        "        return (None,) * count\n",
         "server/test_rendezvous.py::test_contradicting_bootstrap_fields_are_a_400_that_names_the_field",
     ),
     Mutant(
@@ -202,7 +202,7 @@ ROUTE = (
     Mutant(
         "C33 a body names a prefill server only for who may",
         "server/api/core/rendezvous.py",
-        "    if rooms or hosts:\n",
+        "    if rooms or servers:\n",
         "    if False:\n",
         "server/test_rendezvous.py::test_rendezvous_in_the_body_without_the_proof_is_a_403",
     ),
@@ -223,8 +223,8 @@ ROUTE = (
     Mutant(
         "C33 the body of a request that a gateway sends to two servers chooses no room",
         "server/api/core/rendezvous.py",
-        "    if mode is DisaggregationMode.NULL or sender.bootstrap:\n",
-        "    if mode is DisaggregationMode.NULL:\n",
+        "    _refuse_all(body)\n    return _of_headers(sender.bootstrap)\n",
+        "    return _of_headers(sender.bootstrap)\n",
         "server/test_rendezvous.py::test_rendezvous_in_headers_beside_the_body_s_own_is_a_400",
     ),
     Mutant(

@@ -195,7 +195,7 @@ def test_membership_announcements_are_bounded_and_named(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "MOST_INSTANCES", 2)
     for number, instance in enumerate(INSTANCES):
         found.announce(announcement(10 + number, State.GONE, url="http://b:1", instance=instance), 0.0)
-    assert list(found._gone) == list(found._sequences) == INSTANCES[-2:]
+    assert list(found._instances._gone) == list(found._instances._sequences) == INSTANCES[-2:]
 
 
 def test_membership_remembers_4096_ended_instances_and_refuses_each_of_them() -> None:

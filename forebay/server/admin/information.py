@@ -95,7 +95,6 @@ async def server_info(request: Request, server: ServerContext) -> Response:
     Gateways identify such a server by the top-level fields, and by the absence of /version. They accept the document
     whole or not at all: `weight_version` must be text, as would `model`.
     """
-    info = server.loaded_info
     tenant = RequestContext.of(request.scope).tenant
     may_see_totals = server.security.may_see_totals(tenant)
     config = server.config
@@ -108,29 +107,36 @@ async def server_info(request: Request, server: ServerContext) -> Response:
             "served_model_name": server.model.name,
             "model_path": server.model.path,
             "disaggregation_mode": server.model.mode,
-            "disaggregation_bootstrap_port": (info.bootstrap_port or None) if info else None,
-            **{name: getattr(info, name, None) for name in LIMITS},
             "version": __version__,
             "answers": {
                 "tool_calls": server.model.answers.formats.calls,
                 "reasoning": server.model.answers.formats.thinking,
                 "evidence": dict(server.model.answers.evidence),
             },
-            "end_tokens": _end_tokens(server, [] if info is None else info.eos_token_ids),
             "sampling": {
                 "source": config.sampling.source,
                 **{number.name: getattr(server.sampling, number.name) for number in OF_MODELS},
             },
             "texts": server.model.texts.evidence,
             "accepts_images": server.images is not None and not server.images.why_not,
-            "settings": as_divided(server.model.settings, [] if info is None else info.report),
-            "engine": None if info is None else {**msgspec.to_builtins(info), "report": _report(info)},
+            **_of_engine(server, server.loaded_info),
             "server": limits,
             "weight_version": str(0 if state is None else state.memory.weight_version),
             "state": state if may_see_totals else None,
             "may_administer": server.security.may_administer(tenant),
         }
     )
+
+
+def _of_engine(server: ServerContext, info: Ready | None) -> dict[str, Any]:
+    """Return the fields that the engine reports once it has loaded the model; before, those that it has are null."""
+    return {
+        "disaggregation_bootstrap_port": (info.bootstrap_port or None) if info else None,
+        **{name: getattr(info, name, None) for name in LIMITS},
+        "end_tokens": _end_tokens(server, [] if info is None else info.eos_token_ids),
+        "settings": as_divided(server.model.settings, [] if info is None else info.report),
+        "engine": None if info is None else {**msgspec.to_builtins(info), "report": _report(info)},
+    }
 
 
 async def model_info(request: Request, server: ServerContext) -> Response:

@@ -82,20 +82,14 @@ class Fetcher:
     def _place(self, url: str) -> _Place:
         if len(url) > MAX_URL:
             raise Unreadable(f"has a URL of {len(url)} characters; at most {MAX_URL} are read")
-        try:
-            parts = urlsplit(url)
-            port, host = parts.port, (parts.hostname or "").rstrip(".")
-        except ValueError as error:
-            raise Unreadable(f"has a URL that is none ({error}): {url[:MAX_SHOWN]!a}") from error
-        if parts.scheme not in _PORTS or not host or parts.username is not None or not url.isascii():
-            raise Unreadable(f"is named by {url[:MAX_SHOWN]!a}: only data:, http: and https: URLs are read")
+        parts, host, port = _parts(url)
         named = host if port in (None, _PORTS[parts.scheme]) else f"{host}:{port}"
         if named not in self._domains:
             raise Unreadable(
                 f"is at {named[:MAX_SHOWN]!a}, which this server does not fetch from (--allowed-media-domains): "
                 "send it as a data URL"
             )
-        if any(ord(char) <= ord(" ") for char in url):
+        if min(url) <= " ":
             raise Unreadable("has a URL with a space in it: write %20")
         return _Place(host, port or _PORTS[parts.scheme], parts.scheme == "https", named, _target(parts))
 
@@ -129,6 +123,18 @@ class Fetcher:
         if not answer.is_whole and (answer.has_length or not answer.has_head):
             raise Unreadable(f"ended after {len(answer.content)} bytes at {place.host}: send it as a data URL")
         return bytes(answer.content)
+
+
+def _parts(url: str) -> tuple[SplitResult, str, int | None]:
+    """Return a URL's parts, its host without a final dot, and its port if it has one. Raises Unreadable."""
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").rstrip("."), parts.port
+    except ValueError as error:
+        raise Unreadable(f"has a URL that is none ({error}): {url[:MAX_SHOWN]!a}") from error
+    if parts.scheme not in _PORTS or not host or parts.username is not None or not url.isascii():
+        raise Unreadable(f"is named by {url[:MAX_SHOWN]!a}: only data:, http: and https: URLs are read")
+    return parts, host, port
 
 
 class _Place(NamedTuple):

@@ -119,13 +119,15 @@ def _kind(schema: Mapping[str, Any]) -> str:
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{anchor(name)})"
-    for several in ("anyOf", "oneOf"):
-        if several in schema:
-            return " or ".join(dict.fromkeys(map(_kind, schema[several])))
-    if "enum" in schema:
-        return " or ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
-    if "const" in schema:
-        return f"`{json.dumps(schema['const'])}`"
+    if "anyOf" in schema or "oneOf" in schema:
+        return " or ".join(dict.fromkeys(map(_kind, schema.get("anyOf") or schema["oneOf"])))
+    if "enum" in schema or "const" in schema:
+        return " or ".join(f"`{json.dumps(value)}`" for value in schema.get("enum", [schema.get("const")]))
+    return _plain_kind(schema)
+
+
+def _plain_kind(schema: Mapping[str, Any]) -> str:
+    """Describe a type with its contents and bounds."""
     kinds = schema.get("type", "anything")
     word = " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
     if word == "array":
@@ -141,12 +143,15 @@ def _bounds(schema: Mapping[str, Any]) -> Iterator[str]:
     if "exclusiveMinimum" in schema:
         yield f"above {schema['exclusiveMinimum']:g}"
     for least, most, unit in _BOUNDS:
-        low, high = schema.get(least), schema.get(most)
-        high = None if high is not None and high >= _LARGE else high
-        low = None if low is not None and (low <= -_LARGE or (low == 1 and unit)) else low
-        if low is not None and high is not None:
-            yield f"{low:g} to {high:g}{unit}"
-        elif low is not None or high is not None:
-            yield f"at most {high:g}{unit}" if low is None else f"at least {low:g}{unit}"
+        low, high = schema.get(least, -_LARGE), schema.get(most, _LARGE)
+        is_least, is_most = low > -_LARGE and not (low == 1 and unit), high < _LARGE
+        if is_least or is_most:
+            yield _range(f"{low:g}" if is_least else "", f"{high:g}" if is_most else "") + unit
     if "pattern" in schema:
         yield f"matching `{schema['pattern']}`"
+
+
+def _range(low: str, high: str) -> str:
+    if low and high:
+        return f"{low} to {high}"
+    return f"at least {low}" if low else f"at most {high}"

@@ -144,7 +144,7 @@ class ChatMessage(History):
         wrong = next((field for field, role in own.items() if getattr(self, field) and self.role != role), None)
         if wrong is not None:
             raise refusal(INVALID_COMBINATION, wrong, f"{wrong} is only allowed with role {own[wrong]}")
-        if not self.content and self.content != "" and self.role not in ("assistant", "tool"):
+        if self.content in (None, []) and self.role not in ("assistant", "tool"):
             what = "content is missing: only an answer and the result of a tool may have none"
             raise refusal(MISSING_FIELD, "content", what)
         if self.role == "tool" and self.tool_call_id is None:
@@ -208,6 +208,10 @@ class ThinkingSwitch(Strict):
     type: Literal["enabled", "disabled"]
 
 
+def _is_on(value: bool | ThinkingSwitch) -> bool:
+    return value if isinstance(value, bool) else value.type == "enabled"
+
+
 def _switch_shape(value: Any) -> str | None:
     return branch("bool") if isinstance(value, bool) else branch("object") if isinstance(value, dict) else None
 
@@ -215,6 +219,7 @@ def _switch_shape(value: Any) -> str | None:
 Switch = Annotated[
     Annotated[bool, Tag(branch("bool"))] | Annotated[ThinkingSwitch, Tag(branch("object"))],
     by_shape(_switch_shape, 'true, false or {"type": "enabled"} or {"type": "disabled"}'),
+    AfterValidator(_is_on),
 ]
 
 
@@ -297,23 +302,21 @@ class Templated(WithVariables):
     @cached_property
     def requested_thinking(self) -> RequestedThinking:
         """The request for thinking, wherever the body states it. Raises a refusal if two fields contradict."""
-        sources = [source for source in (self, self.chat_template_kwargs) if isinstance(source, Thinking)]
-        levels = [source.reasoning_effort for source in sources if source.reasoning_effort is not None]
-        said: list[tuple[str, bool]] = []
-        for source in sources:
-            switch = (
-                source.thinking.type == "enabled" if isinstance(source.thinking, ThinkingSwitch) else source.thinking
-            )
-            effort = None if source.reasoning_effort is None else source.reasoning_effort != "none"
-            stated = {"enable_thinking": source.enable_thinking, "thinking": switch, "reasoning_effort": effort}
-            said += [(field, thinks) for field, thinks in stated.items() if thinks is not None]
-        if len({thinks for _, thinks in said}) > 1 or len({*levels}) > 1:
+        values = [
+            (field, getattr(source, field, None))
+            for source in (self, self.chat_template_kwargs)
+            for field in Thinking.model_fields
+        ]
+        stated = [(field, value) for field, value in values if value is not None]
+        wanted = {value not in (False, "none") for _, value in stated}
+        levels = {value for field, value in stated if field == "reasoning_effort"}
+        if len(wanted) > 1 or len(levels) > 1:
             what = (
                 "enable_thinking, thinking and reasoning_effort, also those in chat_template_kwargs, must say the same"
             )
-            raise refusal(INVALID_COMBINATION, said[0][0], f"the request contradicts itself: {what}")
-        field, wanted = said[0] if said else ("", None)
-        return RequestedThinking(wanted, next((level for level in levels if level != "none"), None), field)
+            raise refusal(INVALID_COMBINATION, stated[0][0], f"the request contradicts itself: {what}")
+        level = next(iter(levels - {"none"}), None)
+        return RequestedThinking(next(iter(wanted), None), level, stated[0][0] if stated else "")
 
     @property
     def template_variables(self) -> dict[str, Any]:

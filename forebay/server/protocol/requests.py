@@ -6,6 +6,7 @@ Every number has both bounds, every list and string a limit; the operator says h
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -195,20 +196,30 @@ class Sampling(Choosing, Sender, Bootstrap):
         if self.stream and self.prompt_logprobs is not None:
             what = "prompt_logprobs cannot be streamed: set stream=false"
             raise refusal(INVALID_COMBINATION, "prompt_logprobs", what)
-        for pattern in self.stop_regex or ():
-            try:
-                machine_of(pattern)
-            except BadPattern as error:
-                raise refusal(INVALID_VALUE, "stop_regex", f"stop_regex cannot be used: {error}") from error
+        if self.stop_regex:
+            _check_patterns(self.stop_regex)
         longest = [name for name in _MOST_TOKENS if getattr(self, name, None) is not None]
         if self.n_predict is not None and (len(longest) > 1 or self.n_predict == 0):
             what = f"{' and '.join(longest)}: give one of them, at least 1 (n_predict -1: as many as there is room)"
             raise refusal(INVALID_COMBINATION, "n_predict", what)
-        for stop in self.stop or ():
-            if len(stop.encode()) > MAX_STOP_BYTES:
-                what = f"a stop string has {len(stop.encode())} bytes: at most {MAX_STOP_BYTES} are allowed"
-                raise refusal(INVALID_VALUE, "stop", what)
+        if self.stop:
+            _check_lengths(self.stop)
         return self
+
+
+def _check_patterns(patterns: Iterable[str]) -> None:
+    for pattern in patterns:
+        try:
+            machine_of(pattern)
+        except BadPattern as error:
+            raise refusal(INVALID_VALUE, "stop_regex", f"stop_regex cannot be used: {error}") from error
+
+
+def _check_lengths(stops: Iterable[str]) -> None:
+    for stop in stops:
+        if len(stop.encode()) > MAX_STOP_BYTES:
+            what = f"a stop string has {len(stop.encode())} bytes: at most {MAX_STOP_BYTES} are allowed"
+            raise refusal(INVALID_VALUE, "stop", what)
 
 
 class PlainText(Strict):
@@ -319,9 +330,9 @@ class ChatRequest(Thinking, Templated, Sampling):
                 INVALID_COMBINATION, "top_logprobs", "top_logprobs is only allowed with logprobs=true: set it"
             )
         names = [tool.function.name for tool in self.tools or ()]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise refusal(INVALID_VALUE, "tools", f"there are two tools with the name {twice}: give each one its own")
+        if len({*names}) < len(names):
+            what = f"there are two tools with the name {_repeated(names)}: give each one its own"
+            raise refusal(INVALID_VALUE, "tools", what)
         if self.tool_choice == "required" and not names:
             raise refusal(INVALID_COMBINATION, "tool_choice", "tool_choice is required, and there are no tools")
         chosen = self.tool_choice
@@ -333,6 +344,11 @@ class ChatRequest(Thinking, Templated, Sampling):
     @property
     def breakpoints(self) -> list[Breakpoint]:
         return [Breakpoint(i, end) for i, message in enumerate(self.messages) for end in message.breakpoints]
+
+
+def _repeated(names: list[str]) -> str:
+    """Return the first of the names that occurs twice."""
+    return next(name for name in names if names.count(name) > 1)
 
 
 class TokenizeRequest(PlainText, Templated):

@@ -67,13 +67,9 @@ class Strict(BaseModel):
             cls._pass_ignored(name, data[name], passing)
         kept = {key: value for key, value in data.items() if key not in cls.ignored}
         unknown = [key for key in kept if key not in cls.names()]
-        if not unknown:
-            return kept
-        for key in unknown:
-            if kept[key] is not None or not why_field_is_absent(key):  # null asks for nothing
-                cls._check_unknown(key, passing)
-            passing.count(key, kept[key])
-        return {key: value for key, value in kept.items() if key in cls.names()}
+        if unknown:
+            _pass_unknown(cls, {key: kept.pop(key) for key in unknown}, passing)
+        return kept
 
     @classmethod
     def _pass_ignored(cls, name: str, value: Any, passing: Passing) -> None:
@@ -125,6 +121,14 @@ class Strict(BaseModel):
             raise validation_error(
                 details, frozenset(name for kind in body_types() for name in kind.names()), list(cls.names()), data
             ) from error
+
+
+def _pass_unknown(kind: type[Strict], unknown: Mapping[str, Any], passing: Passing) -> None:
+    """Count fields that `kind` does not have. Raises a refusal for one that may change the answer."""
+    for key, value in unknown.items():
+        if value is not None or not why_field_is_absent(key):  # null asks for nothing
+            kind._check_unknown(key, passing)
+        passing.count(key, value)
 
 
 class History(Strict):

@@ -90,7 +90,14 @@ def validation_error(
         param = _join([*parts, context["param"]])
         text = _join([*parts, ""]) + context["text"]
         return InvalidRequest(text, code=kind, param=param)
-    param = _join(parts)
+    return _pydantic_error(first, _join(parts), details, names, body)
+
+
+def _pydantic_error(
+    first: dict[str, Any], param: str, details: list[dict[str, Any]], names: frozenset[str], body: Any
+) -> InvalidRequest:
+    """Return pydantic's own complaint about the field `param`, in the words of this server."""
+    kind = first["type"]
     if kind == "missing":
         return InvalidRequest(f"{param} is missing", code=MISSING_FIELD, param=param)
     entry = _entry(first["loc"], names, body)

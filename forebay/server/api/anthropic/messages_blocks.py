@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
@@ -28,6 +28,7 @@ from forebay.server.protocol.validation import (
 )
 
 _ERROR: Final = "Error: "  # chats have no other word for a tool that failed
+OneType = TypeVar("OneType")
 _DIRECT: Final = one_of(None, {"type": "direct"})
 
 
@@ -138,6 +139,10 @@ class ToolUse(History):
             raise refusal(INVALID_VALUE, "input", f"input is no JSON ({str(error)[:100]})") from error
         return self
 
+    def as_chat(self) -> dict[str, Any]:
+        """Return the call of a chat's message."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
 
 class ToolResult(History):
     """The result of a call, which its client sends back."""
@@ -230,21 +235,20 @@ def _answers(blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _answer(blocks: Sequence[Any]) -> dict[str, Any]:
-    calls = [
-        {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.arguments}}
-        for block in blocks
-        if isinstance(block, ToolUse)
-    ]
-    texts = [block for block in blocks if isinstance(block, TextBlock)]
-    thought = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
-    marks = [block.cache_control for block in blocks if isinstance(block, ToolUse)]
+    texts, uses = _of_type(TextBlock, blocks), _of_type(ToolUse, blocks)
+    thought = "".join(block.thinking for block in _of_type(ThinkingBlock, blocks))
+    calls = [use.as_chat() for use in uses]
     return {
         "role": "assistant",
         "content": texts or (None if calls else ""),
         **({"reasoning_content": thought} if thought else {}),
         **({"tool_calls": calls} if calls else {}),
-        **_mark(next(filter(None, marks), None)),
+        **_mark(next((use.cache_control for use in uses if use.cache_control), None)),
     }
+
+
+def _of_type(kind: type[OneType], blocks: Sequence[Any]) -> list[OneType]:
+    return [block for block in blocks if isinstance(block, kind)]
 
 
 def _mark(mark: CacheControl | None) -> dict[str, Any]:

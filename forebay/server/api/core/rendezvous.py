@@ -26,32 +26,49 @@ DEFAULT_PORT: Final = DisaggregationOptions().bootstrap_port
 def rendezvous_of(
     mode: DisaggregationMode, cluster: Cluster, sender: Sender, body: Bootstrap, count: int
 ) -> tuple[Rendezvous | None, ...]:
-    """Return the rendezvous of each of `count` choices; one number of a room stands for as many from it on.
+    """Return the rendezvous of each of `count` choices.
 
-    A gateway of ours has its fields in headers (`sender`), and then the body has none: it is the client's. Raises
+    `forebay route` sends the fields in headers (`sender`), and then the body has none: it is the client's. Raises
     InvalidRequest for fields that this server has no use for, and for those that it lacks, HttpError 403 for fields of
     a sender that may not choose.
     """
-    if mode is DisaggregationMode.NULL or sender.bootstrap:
-        _refuse_all(body)
     if mode is DisaggregationMode.NULL:
+        _refuse_all(body)
         return (None,) * count
-    said = _of_headers(sender.bootstrap) if sender.bootstrap else body
-    rooms = _of_each("bootstrap_room", said.bootstrap_room, count)
-    hosts = _of_each("bootstrap_host", said.bootstrap_host, count)
-    ports = _of_each("bootstrap_port", said.bootstrap_port, count) or [None] * count
-    named = [(host, port or DEFAULT_PORT) for host, port in zip(hosts or [], ports, strict=False)]
-    if rooms or hosts:
-        check_named(cluster, sender, named if mode is DisaggregationMode.DECODE else [])
+    given = _given(sender, body)
+    rooms, servers = _rooms(given, count), _servers(given, count)
+    if rooms or servers:
+        check_named(cluster, sender, servers or () if mode is DisaggregationMode.DECODE else ())
     if rooms is None:
         raise _missing("bootstrap_room", mode)
-    if not isinstance(said.bootstrap_room, list):
-        rooms = [(room + i) & MAX_ROOM for i, room in enumerate(rooms)]
     if mode is DisaggregationMode.PREFILL:
         return tuple(Rendezvous("", 0, room) for room in rooms)
-    if hosts is None:
+    if servers is None:
         raise _missing("bootstrap_host", mode)
-    return tuple(Rendezvous(host, port, room) for (host, port), room in zip(named, rooms, strict=True))
+    return tuple(Rendezvous(host, port, room) for (host, port), room in zip(servers, rooms, strict=True))
+
+
+def _given(sender: Sender, body: Bootstrap) -> Bootstrap:
+    """Return the fields of the headers if there are any, else those of the body. Raises InvalidRequest for both."""
+    if not sender.bootstrap:
+        return body
+    _refuse_all(body)
+    return _of_headers(sender.bootstrap)
+
+
+def _rooms(given: Bootstrap, count: int) -> list[int] | None:
+    """Return the room of each choice, None without any; a single number is the first of `count` consecutive rooms."""
+    rooms = _of_each("bootstrap_room", given.bootstrap_room, count)
+    if rooms is not None and not isinstance(given.bootstrap_room, list):
+        rooms = [(room + i) & MAX_ROOM for i, room in enumerate(rooms)]
+    return rooms
+
+
+def _servers(given: Bootstrap, count: int) -> list[tuple[str, int]] | None:
+    """Return the prefill server's host and port for each choice, None without hosts."""
+    hosts = _of_each("bootstrap_host", given.bootstrap_host, count)
+    ports = _of_each("bootstrap_port", given.bootstrap_port, count) or [None] * count
+    return None if hosts is None else [(host, port or DEFAULT_PORT) for host, port in zip(hosts, ports, strict=True)]
 
 
 def check_named(cluster: Cluster, sender: Sender, servers: Sequence[tuple[str, int]]) -> None:
