@@ -100,6 +100,22 @@ LATENCIES: Final = {
 }
 
 
+def _by_name(samples: Sequence[Sample], each: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Return the latencies of all `samples` in ms, by name; `each` has those of one sample."""
+    latencies = {name: [one[name] for one in each if name in one] for name in ("ttft", "tpot")}
+    latencies["itl"] = [1e3 * (after - before) for sample in samples for before, after in pairwise(sample.arrivals)]
+    latencies["e2el"] = [one["e2el"] for one in each]
+    return latencies
+
+
+def _is_within(latencies: Mapping[str, float], limits_ms: Mapping[str, float]) -> bool:
+    return all(latencies.get(name, 0.0) <= limit for name, limit in limits_ms.items())
+
+
+def _errors(samples: Sequence[Sample]) -> list[str]:
+    return [sample.error or "no token came" for sample in samples if sample.error or not sample.arrivals]
+
+
 def summarize(
     samples: Sequence[Sample],
     seconds: float,
@@ -111,21 +127,17 @@ def summarize(
     """Failed requests count as failed and in no other figure but the peak. `limits_ms` are of TTFT, TPOT and E2EL."""
     good = [sample for sample in samples if not sample.error and sample.arrivals]
     each = [_latencies(sample) for sample in good]
-    latencies = {name: [one[name] for one in each if name in one] for name in ("ttft", "tpot")}
-    latencies["itl"] = [1e3 * (after - before) for sample in good for before, after in pairwise(sample.arrivals)]
-    latencies["e2el"] = [one["e2el"] for one in each]
-    within = sum(all(one.get(name, 0.0) <= limit for name, limit in limits_ms.items()) for one in each)
     return Figures(
         seconds=seconds,
         client_cpu_seconds=client_cpu_seconds,
         completed=len(good),
         total_input_tokens=sum(sample.num_prompt_tokens for sample in good),
         total_output_tokens=sum(sample.num_output_tokens for sample in good),
-        latencies_ms=latencies,
-        num_good=within if limits_ms else None,
+        latencies_ms=_by_name(good, each),
+        num_good=sum(_is_within(one, limits_ms) for one in each) if limits_ms else None,
         peak_requests=_peak(samples),
         percentiles=percentiles,
-        errors=[sample.error or "no token came" for sample in samples if sample.error or not sample.arrivals],
+        errors=_errors(samples),
     )
 
 

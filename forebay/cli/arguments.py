@@ -105,6 +105,13 @@ class Parsed:
         return resolve_server(self.flags, dict(os.environ), self.config_file, note)
 
 
+_MORE_SETTINGS: Final = (
+    "Also: --help=all for every setting.\n"
+    "Settings of the engine and the server (all but `options`) are environment\n"
+    "variables too, such as FOREBAY_CONTEXT_LENGTH=4k, and keys of --config FILE."
+)
+
+
 class Parser:
     """`name` is the subcommand, `summary` its first line of help. Options are declared with `option`."""
 
@@ -192,32 +199,29 @@ class Parser:
 
     def help_text(self, word: str) -> str:
         """The short help; with a word, every option about it, folded groups and aliases included; `all` shows all."""
-        rows = [
-            (group, left, right + (self._aliases.get(left, "") if word else "")) for group, left, right in self._lines
-        ]
-        if self._flags:
-            rows.append(("options", "--config FILE", "a TOML file with settings, keys as the flags with underscores"))
-        shown = [flag for flag in self._flags if word or not self._folded(flag)]
-        rows += [(f.group, f"{f.option} {f.metavar}".rstrip(), _describe(f, full=bool(word))) for f in shown]
+        rows = self._rows(full=bool(word))
         if word and word != "all":
             rows = [row for row in rows if word.lower() in " ".join(row).lower()]
         if not rows:
             return f"no option of this command is about {word!r}"
         if word:
             return f"{self._head}\n{_table(rows)}"
-        tail = (
-            "Also: --help=all for every setting.\n"
-            "Settings of the engine and the server (all but `options`) are environment\n"
-            "variables too, such as FOREBAY_CONTEXT_LENGTH=4k, and keys of --config FILE."
-        )
         examples = ["\nexamples:\n" + "\n".join(self._examples)] if self._examples else []
+        if not self._flags:
+            return "\n".join([self._head, _table(rows), *examples])
         groups = ", ".join(dict.fromkeys(group for group, _, _ in rows))
-        finds = (
-            ["", _paragraph(f"--help=WORD shows the options about a word or of a group: {groups}.")]
-            if self._flags
-            else []
-        )
-        return "\n".join([self._head, *finds, _table(rows), *examples, *(["", tail] if self._flags else [])])
+        finds = _paragraph(f"--help=WORD shows the options about a word or of a group: {groups}.")
+        return "\n".join([self._head, "", finds, _table(rows), *examples, "", _MORE_SETTINGS])
+
+    def _rows(self, *, full: bool) -> list[tuple[str, str, str]]:
+        """Return the group, the option and its description; with `full` also folded groups and aliases."""
+        rows = [
+            (group, left, right + (self._aliases.get(left, "") if full else "")) for group, left, right in self._lines
+        ]
+        if self._flags:
+            rows.append(("options", "--config FILE", "a TOML file with settings, keys as the flags with underscores"))
+        shown = [flag for flag in self._flags if full or not self._folded(flag)]
+        return rows + [(f.group, f"{f.option} {f.metavar}".rstrip(), _describe(f, full=full)) for f in shown]
 
     def _described(self) -> list[tuple[str, Sequence[str], str]]:
         own = [(left.split()[0], (), about) for _, left, about in self._lines if left.startswith("-")]

@@ -81,13 +81,18 @@ def _prompt(own: argparse.Namespace) -> str:
         raise ConfigError(
             "there is no prompt: give a text, --file FILE, or standard input (echo text | forebay generate)"
         )
+    return _read_prompt(own.file)
+
+
+def _read_prompt(file: str | None) -> str:
+    """Read the prompt from a file, or from standard input for None. Raises ConfigError."""
     try:
-        data = sys.stdin.buffer.read(MAX_PROMPT_BYTES) if own.file is None else Path(own.file).read_bytes()
+        data = sys.stdin.buffer.read(MAX_PROMPT_BYTES) if file is None else Path(file).read_bytes()
         text = data.decode().removesuffix("\n").removesuffix("\r")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the prompt cannot be read: {error}") from None
     if not text:
-        raise ConfigError(f"there is no prompt: {own.file or 'standard input'} is empty")
+        raise ConfigError(f"there is no prompt: {file or 'standard input'} is empty")
     return text
 
 

@@ -64,7 +64,7 @@ async def _serve(config: Config, fleet: Fleet, sock: socket.socket, started: flo
     key = server.api_keys[0] if server.api_keys else ""
     members = Members(fleet.urls(), api_key=key, cluster_key=fleet.cluster_key)
     router = Router(server, members)
-    router.spawn(members.watch())
+    router.spawn(members.health.watch())
 
     async def print_when_ready(url: str) -> None:
         while not members.ready:

@@ -64,6 +64,11 @@ async def _check(origins: Sequence[Origin], host: str, wait_s: float) -> int:
     print(f"prefill {prefill}, decode {decode}: the same layout on both sides")
     for line in layout_lines(rounds[0]["layout"], prefill_info["engine"]["page_size"]):
         print(f"  {line}")
+    return _print_transfers(rounds)
+
+
+def _print_transfers(rounds: Sequence[Info]) -> int:
+    """Print the highest speed of the rounds, and each column that arrived wrong. Returns 1 if one did."""
     best = max(rounds, key=lambda found: float(found["bytes_per_s"]))
     speed = f"{best['bytes_per_s'] / 1e9:.2f} GB/s" if best["bytes_per_s"] else "too little to tell how fast"
     print(f"{human_bytes(best['num_bytes'])} by {best['transport']}, {ROUNDS} times: {speed}")

@@ -100,7 +100,7 @@ async def _route(config: ServerConfig, parsed: Parsed, sock: socket.socket | Non
         selection=Selection(Policy(own.policy), own.balance_abs_threshold),
     )
     router = Router(config, members)
-    router.spawn(members.watch())
+    router.spawn(members.health.watch())
     if own.standby:
         standby = Standby(own.standby, members.prefixes, config.cluster_key, router.metrics, router_id=router.id)
         router.spawn(standby.run())

@@ -12,7 +12,7 @@ import msgspec
 from forebay.base.errors import ConfigError, EngineError, Unavailable
 from forebay.cluster.messages import Needs, Phase, Spec, Status, Update, Updated
 from forebay.cluster.placement import Node, place, units_of
-from forebay.cluster.rays import Rays, remember_update
+from forebay.cluster.rays import Outcome, Rays, remember_update
 
 POLL_S: Final = 0.3
 DRAIN_MARGIN_S: Final = 30.0
@@ -20,6 +20,18 @@ UPDATE_TIMEOUT_S: Final = 3700.0
 ASK_TIMEOUT_S: Final = 5.0
 
 Report = Callable[[str], None]
+
+
+def _status_of(name: str, outcome: Outcome) -> Status | None:
+    """Return the status of a replica, None if it did not answer. Raises EngineError for one that cannot be started."""
+    if outcome.is_dead:
+        raise EngineError(f"{name} cannot be started: {outcome.error}")
+    if outcome.error:
+        return None
+    status = msgspec.msgpack.decode(outcome.value, type=Status)
+    if status.phase is Phase.REFUSED:
+        raise EngineError(f"{name} cannot be started on {status.hostname}: {status.why}")
+    return status
 
 
 class Group:
@@ -66,16 +78,12 @@ class Group:
             outcomes = self.rays.call_all(waiting, "status", timeout_s=ASK_TIMEOUT_S)
             why = ""
             for name, outcome in outcomes.items():
-                if outcome.is_dead:
-                    raise EngineError(f"{name} cannot be started: {outcome.error}")
-                status = None if outcome.error else msgspec.msgpack.decode(outcome.value, type=Status)
-                if status is not None and status.phase is Phase.REFUSED:
-                    raise EngineError(f"{name} cannot be started on {status.hostname}: {status.why}")
+                status = _status_of(name, outcome)
                 if status is not None and status.phase is Phase.READY:
                     ready[name] = status
                     self._report(f"{name} is ready at {status.url}")
                 else:
-                    why = outcome.error or (status.why if status is not None else "")
+                    why = outcome.error if status is None else status.why
             if time.monotonic() > end:
                 raise EngineError(
                     f"{', '.join(waiting)} not ready after {timeout_s:g} s ({why or 'still starting'}): see forebay "

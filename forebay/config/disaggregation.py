@@ -266,14 +266,18 @@ def overrule(settled: Settled) -> dict[str, str]:
     return changed
 
 
+def _clashes_with_pd(role: DisaggregationMode, written: Callable[[str], bool]) -> Iterator[tuple[str, str, str]]:
+    if role is not DisaggregationMode.NULL:
+        yield "pd", "disaggregation_mode", "the first starts servers of both roles: leave the second out"
+    for name in filter(written, ("cluster_key_file", "insecure_no_cluster_key")):
+        yield "pd", name, "its servers have a key of their own: leave the second out"
+
+
 def clashes(given: Mapping[str, object], written: Callable[[str], bool]) -> Iterator[tuple[str, str, str]]:
     """Pairs of settings that cannot both hold, and why; `given` has values by name."""
     role = role_of(given)
     if written("pd"):
-        if role is not DisaggregationMode.NULL:
-            yield "pd", "disaggregation_mode", "the first starts servers of both roles: leave the second out"
-        for name in filter(written, ("cluster_key_file", "insecure_no_cluster_key")):
-            yield "pd", name, "its servers have a key of their own: leave the second out"
+        yield from _clashes_with_pd(role, written)
         return
     if role is DisaggregationMode.PREFILL:
         for name in filter(written, _OF_DECODE):

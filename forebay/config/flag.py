@@ -178,11 +178,14 @@ class Flag:
             raise ConfigError(f"{origin}: {error.message}") from None
         return value
 
+    def _items(self, texts: list[str]) -> Value:
+        if self.kind is LIST:
+            return tuple(texts)
+        return tuple(pair for text in texts for pair in _parse_pairs(text))
+
     def _typed(self, raw: object) -> Value:
-        if self.kind is LIST and isinstance(raw, Sequence):
-            return tuple(str(item) for item in raw)
-        if self.kind is PAIRS and isinstance(raw, Sequence):
-            return tuple(pair for item in raw for pair in _parse_pairs(str(item)))
+        if self.kind in (LIST, PAIRS) and isinstance(raw, Sequence):
+            return self._items([str(item) for item in raw])
         if self.kind.type is float and type(raw) in (int, float):
             return self.kind.parse(str(raw))
         if type(raw) is self.kind.type and isinstance(raw, int | bool):

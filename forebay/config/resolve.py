@@ -181,43 +181,57 @@ def _refuse_contradictions(given: dict[str, Given]) -> None:
     def written(name: str) -> bool:
         return given[name].source in ("flag", "env", "file") and given[name].value is not AUTO
 
-    def clash(first: str, second: str, why: str) -> None:
-        a, b = given[first], given[second]
-        raise ConfigError(f"{a.origin} ({shown(first, a.value)}) and {b.origin} ({shown(second, b.value)}): {why}")
-
-    def over(first: str, second: str, why: str) -> None:
-        a, b = given[first].value, given[second].value
-        if written(first) and written(second) and isinstance(a, int | float) and isinstance(b, int | float) and a > b:
-            clash(first, second, why)
-
-    for first, second in (
-        ("mem_fraction_static", "kv_cache_bytes"),
-        ("api_key", "api_key_file"),
-        ("admin_api_key", "admin_api_key_file"),
-    ):
+    for first, second in _SAME_SETTING:
         # A stronger source may override the other spelling only where both come from different places.
         if written(first) and written(second) and given[first].source == given[second].source:
-            clash(first, second, "both set the same thing: give one")
-    if given["disable_radix_cache"].value is True:
-        if written("schedule_policy") and given["schedule_policy"].value == SchedulePolicy.LPM:
-            clash("disable_radix_cache", "schedule_policy", "longest prefix match needs the prefix cache")
-        if written("radix_eviction_policy"):
-            clash("disable_radix_cache", "radix_eviction_policy", "without the cache nothing is evicted")
-        if written("cache_isolation"):
-            clash("disable_radix_cache", "cache_isolation", "without the cache nothing is shared")
+            raise _clash(given, first, second, "both set the same thing: give one")
     values = {name: item.value for name, item in given.items()}
-    for clashing in disaggregation.clashes(values, written):
-        clash(*clashing)
+    for first, second, why in _clashes(values, written):
+        raise _clash(given, first, second, why)
+
+
+_SAME_SETTING: Final = (
+    ("mem_fraction_static", "kv_cache_bytes"),
+    ("api_key", "api_key_file"),
+    ("admin_api_key", "admin_api_key_file"),
+)
+_AT_MOST: Final = (  # the first may not be larger than the second
+    ("context_length", "max_total_tokens", "one request could not fit: raise the second"),
+    ("page_size", "max_total_tokens", "not a single page fits"),
+    ("stall_timeout", "request_timeout", "the first could never be reached"),
+)
+
+
+def _clash(given: Mapping[str, Given], first: str, second: str, why: str) -> ConfigError:
+    a, b = given[first], given[second]
+    return ConfigError(f"{a.origin} ({shown(first, a.value)}) and {b.origin} ({shown(second, b.value)}): {why}")
+
+
+def _clashes(values: Mapping[str, object], written: Callable[[str], bool]) -> Iterator[tuple[str, str, str]]:
+    """Yield pairs of settings whose values cannot both hold, with the reason."""
+    if values["disable_radix_cache"] is True:
+        yield from _without_prefix_cache(values, written)
+    yield from disaggregation.clashes(values, written)
     page_size = values["page_size"] if written("page_size") else None
     radix_cache = values["disable_radix_cache"] is not True
     if disaggregation.keeps_tree(values):
-        for clashing in kinds.clashes(values["mamba_scheduler_strategy"], page_size, radix_cache=radix_cache):
-            clash(*clashing)
-    for clashing in speculation.clashes(values, written):
-        clash(*clashing)
-    over("context_length", "max_total_tokens", "one request could not fit: raise the second")
-    over("page_size", "max_total_tokens", "not a single page fits")
-    over("stall_timeout", "request_timeout", "the first could never be reached")
+        yield from kinds.clashes(values["mamba_scheduler_strategy"], page_size, radix_cache=radix_cache)
+    yield from speculation.clashes(values, written)
+    for first, second, why in _AT_MOST:
+        a, b = values[first], values[second]
+        if written(first) and written(second) and isinstance(a, int | float) and isinstance(b, int | float) and a > b:
+            yield first, second, why
+
+
+def _without_prefix_cache(
+    values: Mapping[str, object], written: Callable[[str], bool]
+) -> Iterator[tuple[str, str, str]]:
+    if written("schedule_policy") and values["schedule_policy"] == SchedulePolicy.LPM:
+        yield "disable_radix_cache", "schedule_policy", "longest prefix match needs the prefix cache"
+    if written("radix_eviction_policy"):
+        yield "disable_radix_cache", "radix_eviction_policy", "without the cache nothing is evicted"
+    if written("cache_isolation"):
+        yield "disable_radix_cache", "cache_isolation", "without the cache nothing is shared"
 
 
 def _read_template(path: Value | None) -> str | None:
@@ -314,6 +328,16 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
             "IQ2, MXFP4 and NVFP4, GPTQ, AWQ, compressed-tensors): use int8 or int4 to round them while loading, or "
             "none"
         )
+    yield from _misaligned(asked, facts, settled)
+    yield from _asleep(settled, asked)
+    yield from speculation.problems(settled, asked)
+    yield from hisparse.problems(settled, asked, facts.model)
+    yield from adapters.problems(settled, asked, lambda name: given[name].source in _REASONS)
+    yield from disaggregation.problems(settled, asked)
+
+
+def _misaligned(asked: Callable[[str], str], facts: Facts, settled: Settled) -> Iterator[str]:
+    """Yield a line for each number of tokens that is no multiple of another one."""
     # The prefix cache keeps whole pages, so a state inside one could never be found.
     interval, page = settled.number("mamba_track_interval"), settled.number("page_size")
     if interval % page:
@@ -322,11 +346,6 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
     if page % (multiple := facts.model.page_multiple):
         near = ceil_div(page, multiple) * multiple
         yield f"{asked('page_size')}: layers of {facts.title} keep entries of {multiple} tokens: give {near}"
-    yield from _asleep(settled, asked)
-    yield from speculation.problems(settled, asked)
-    yield from hisparse.problems(settled, asked, facts.model)
-    yield from adapters.problems(settled, asked, lambda name: given[name].source in _REASONS)
-    yield from disaggregation.problems(settled, asked)
 
 
 def _asleep(settled: Settled, asked: Callable[[str], str]) -> Iterator[str]:

@@ -235,11 +235,16 @@ def _is_size(value: Any) -> bool:
     return type(value) is int and 0 < value <= _MOST_BLOCK
 
 
-def _compressed(fields: Mapping[str, Any], made: Callable[..., FloatPacking]) -> FloatPacking | None:
-    groups = fields.get("config_groups")
+def _only_weights(groups: object) -> Mapping[str, Any]:
+    """Return the `weights` of the only group; nothing if there are several groups, or another value."""
     only = next(iter(groups.values())) if isinstance(groups, dict) and len(groups) == 1 else None
     weights = only.get("weights") if isinstance(only, dict) else None
-    if not isinstance(weights, dict) or weights.get("type") != "float":
+    return weights if isinstance(weights, dict) else {}
+
+
+def _compressed(fields: Mapping[str, Any], made: Callable[..., FloatPacking]) -> FloatPacking | None:
+    weights = _only_weights(fields.get("config_groups"))
+    if weights.get("type") != "float":
         return None
     made = partial(made, method="compressed-tensors")
     layout, strategy = fields.get("format"), weights.get("strategy")

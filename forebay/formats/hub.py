@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final
 
 import httpx2
-from huggingface_hub import HfApi, get_token, hf_hub_url, scan_cache_dir
+from huggingface_hub import CachedFileInfo, HfApi, get_token, hf_hub_url, scan_cache_dir
 from huggingface_hub import constants as hub_settings
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -304,6 +304,18 @@ class _Counted:
         self._tally.update(count)
 
 
+def _repositories_at(folder: Path, cache: HFCacheInfo) -> frozenset[CachedRepoInfo]:
+    return frozenset(repo for repo in cache.repos if repo.repo_path.name == folder.name)
+
+
+def _files_of(path: Path, repos: Iterable[CachedRepoInfo]) -> Iterator[CachedFileInfo]:
+    """Yield the parts of the GGUF model at `path`, in all snapshots of these repositories."""
+    parts = set(map(_entry, part_paths(path)))
+    for repo in repos:
+        for revision in repo.revisions:
+            yield from (file for file in revision.files if _entry(file.file_path) in parts)
+
+
 def remove(path: Path) -> int:
     """Remove a snapshot, or one GGUF model of it by any part, and what no other needs of its repository. Returns the
     bytes that are free then.
@@ -317,16 +329,14 @@ def remove(path: Path) -> int:
         link.unlink()
         return 0
     cache = scan_cache_dir(repository.parent)
-    own = frozenset(repo for repo in cache.repos if repo.repo_path.name == repository.name)
+    own = _repositories_at(repository, cache)
     if not own:
         why = "; ".join(str(warning) for warning in cache.warnings if repository.name in str(warning))
         raise ModelError(f"{path} was not removed, as its repository is incomplete ({why}): remove {repository}")
     if path.is_dir():
         chosen = replace(cache, repos=own).delete_revisions(path.name)
     else:
-        parts = set(map(_entry, part_paths(path)))
-        files = (file for repo in own for revision in repo.revisions for file in revision.files)
-        chosen = cache.delete_files(*(file for file in files if _entry(file.file_path) in parts))
+        chosen = cache.delete_files(*_files_of(path, own))
     _refuse_linked(cache, own, chosen)
     chosen.execute()
     if os.path.lexists(path):

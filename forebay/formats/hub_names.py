@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -122,12 +122,17 @@ def find_in_cache(model: HubModel, cache: Path | None = None) -> Path:
         raise ModelError(f"{error.message}, as far as {folder} goes: {pull} asks the hub") from None
     if chosen is not None:
         return folder / chosen
+    _check_complete(folder, names, model, pull)
+    return folder
+
+
+def _check_complete(folder: Path, names: Sequence[str], model: HubModel, pull: str) -> None:
+    """Raises ModelError unless `names` in `folder` have all that is needed of the model; `pull` is the remedy."""
     if model.codes or model.file or "config.json" not in names:
         raise ModelError(f"{folder}: of {model} it has {', '.join(sorted(names)[:8]) or 'nothing'}: {pull} fetches it")
     missing = [name for name in weight_files(folder) if name not in names]
     if missing:
         raise ModelError(f"{folder}: {len(missing)} files of {model} are missing ({missing[0]}): {pull} fetches them")
-    return folder
 
 
 def find_adapter(name: str) -> Path:
@@ -175,6 +180,12 @@ def chosen_gguf(names: Iterable[str], model: HubModel) -> str | None:
     there = {first_name(name): _gguf_codes(name) for name in sorted(names) if is_model(name)}
     if not there:
         return None
+    return _first_part(_with_codes(there, model), names, model)
+
+
+def _with_codes(there: Mapping[str, str], model: HubModel) -> str:
+    """Return the one file with the requested codes, or the usual ones, given the codes of each file. Raises ModelError
+    if there is no such file, or several."""
     asked = [name for name, codes in there.items() if model.codes in ("", codes, codes.removeprefix("UD-"))]
     all_codes = ", ".join(sorted(set(there.values())))
     if not asked:
@@ -184,7 +195,7 @@ def chosen_gguf(names: Iterable[str], model: HubModel) -> str | None:
     if others:
         named = f"{model.repo}:{there[chosen]}" if there[others[0]] != there[chosen] else f"hf://{model.repo}/{chosen}"
         raise ModelError(f"{model.repo} has several GGUF files ({all_codes}): name one, such as {named}")
-    return _first_part(chosen, names, model)
+    return chosen
 
 
 def _first_part(name: str, names: set[str], model: HubModel) -> str:

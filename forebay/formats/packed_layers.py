@@ -218,6 +218,13 @@ def _scales(layout: _Layout, rows: Order) -> F32:
     return as_float32(np.ascontiguousarray(found), bfloat16=found.dtype == np.uint16)
 
 
+def _stored_groups(parts: Mapping[str, FileArray], width: int, in_order: Any) -> Any:
+    """Return the group of each input: as a part says, or `in_order` without such a part. Raises ValueError."""
+    stored = next((parts[name] for name in _GROUPS if name in parts), None)
+    _check(stored is None or stored.shape == (width,))
+    return in_order if stored is None else stored.read()
+
+
 class PackedLayer:
     """A weight [N, K], of the arrays that stand for it under the names of `PART_NAMES`. ModelError where these do not
     go together. `codes` are None where inputs of one group are not neighbours, or do not come in whole steps."""
@@ -230,10 +237,9 @@ class PackedLayer:
             _check(all(part.dtype in (_REALS if "scale" in name else _INTEGERS) for name, part in parts.items()))
             layout = _layout(parts, packing)
             self.shape = outputs, width = layout.shape
-            in_order = np.arange(width) // (packing.group or max(1, width))
-            stored = next((parts[name] for name in _GROUPS if name in parts), None)
-            _check(outputs > 0 and width > 0 and (stored is None or stored.shape == (width,)))
-            self._groups = in_order if stored is None else stored.read()
+            _check(outputs > 0 and width > 0)
+            in_order = np.arange(width) // (packing.group or width)
+            self._groups = _stored_groups(parts, width, in_order)
             _check(0 <= self._groups.min() <= self._groups.max() < layout.num_groups)
         except (KeyError, ValueError, IndexError):
             shapes = {name: (str(part.dtype), part.shape) for name, part in parts.items()}

@@ -287,6 +287,10 @@ class StoredCodes:
     def num_bytes(self) -> int:
         return sum(form.num_bytes(len(rows) * self.shape[1]) for form, rows in self.runs)
 
+    @property
+    def num_source_rows(self) -> int:
+        return sum(source.num_rows for source in self.sources)
+
     def _owners(self) -> Order:
         """Return the source number of each row."""
         ends = np.cumsum([source.num_rows for source in self.sources])
@@ -360,6 +364,15 @@ def _reordered(source: CodedRows, order: Order) -> CodedRows | None:
     return replace(source, format=replace(source.format, group=group), width=len(order), open=open_rows)
 
 
+def _joined_factors(stored: Sequence[StoredCodes]) -> F32 | None:
+    """Return the factors of all rows, 1 for a matrix without factors; None if no matrix has any."""
+    if all(part.factors is None for part in stored):
+        return None
+    return np.concatenate(
+        [np.ones(len(part.order), np.float32) if part.factors is None else part.factors for part in stored]
+    )
+
+
 def joined_codes(parts: Sequence[StoredCodes | None]) -> StoredCodes | None:
     """Return matrices of equal width one below the other; None if one is not held in codes."""
     stored = [part for part in parts if part is not None]
@@ -367,12 +380,11 @@ def joined_codes(parts: Sequence[StoredCodes | None]) -> StoredCodes | None:
         return None
     if len(stored) == 1:
         return stored[0]
-    firsts = np.cumsum([0, *(sum(source.num_rows for source in part.sources) for part in stored)])
-    factors = [np.ones(len(p.order), np.float32) if p.factors is None else p.factors for p in stored]
+    firsts = np.cumsum([0, *(part.num_source_rows for part in stored)])
     return StoredCodes(
         sources=tuple(source for part in stored for source in part.sources),
         order=np.concatenate([part.order + first for part, first in zip(stored, firsts[:-1], strict=True)]),
-        factors=None if all(part.factors is None for part in stored) else np.concatenate(factors),
+        factors=_joined_factors(stored),
     )
 
 

@@ -37,24 +37,30 @@ def turned_experts(stacks: Mapping[str, FileArray], num_experts: int, where: str
             if name.removesuffix(SCALES) + BLOCKS not in stacks:
                 raise ModelError(f"{where}: {name} has no blocks beside it")
             continue
-        if name.endswith(BLOCKS):
-            _check_packed(name, stack, stacks.get(name.removesuffix(BLOCKS) + SCALES), where)
         prefix, _, kind = name.removesuffix(BLOCKS).removesuffix(BIAS).rpartition(".")
-        parts, packed, bias = _MATRICES[kind], name.endswith(BLOCKS), name.endswith(BIAS)
-        outputs = stack.shape[1 if packed else -1] if stack.shape else 0
-        dims = 4 if packed else 2 if bias else 3
-        if len(stack.shape) != dims or 0 in stack.shape or outputs % len(parts) or len(stack) != num_experts:
-            raise ModelError(f"{where}: {name} has the shape {stack.shape}, not one part for each expert")
+        parts, packed = _MATRICES[kind], name.endswith(BLOCKS)
+        scales = stacks.get(name.removesuffix(BLOCKS) + SCALES) if packed else None
+        if packed:
+            _check_packed(name, stack, scales, where)
+        _check_shape(name, stack, num_experts, len(parts), where)
         for expert in range(num_experts):
             for i, part in enumerate(parts):
-                own = f"{prefix}.{expert}.{part}.{'bias' if bias else 'weight'}"
+                own = f"{prefix}.{expert}.{part}.{'bias' if name.endswith(BIAS) else 'weight'}"
                 turn = slice(i, None, len(parts))
-                if packed:
-                    scales = stacks[name.removesuffix(BLOCKS) + SCALES]
+                if scales is not None:
                     tensors[own] = _Packed(stack, scales, expert, turn, f"{where}: {own}")
                 else:
                     tensors[own] = TurnedMatrix(stack, expert, turn)
     return tensors
+
+
+def _check_shape(name: str, stack: FileArray, num_experts: int, num_parts: int, where: str) -> None:
+    """Raises ModelError unless a stack has an entry for each expert, whose outputs divide into the parts."""
+    packed = name.endswith(BLOCKS)
+    outputs = stack.shape[1 if packed else -1] if stack.shape else 0
+    dims = 4 if packed else 2 if name.endswith(BIAS) else 3
+    if len(stack.shape) != dims or 0 in stack.shape or outputs % num_parts or len(stack) != num_experts:
+        raise ModelError(f"{where}: {name} has the shape {stack.shape}, not one part for each expert")
 
 
 def _check_packed(name: str, blocks: FileArray, scales: FileArray | None, where: str) -> None:

@@ -147,6 +147,18 @@ def _checked(descriptor: int, path: Path, key: Key) -> CacheFile:
         raise Unusable(f"it cannot be read ({error})") from error
     if len(fixed) < _FIXED.size or not fixed.startswith(_MAGIC):
         raise Unusable("it does not begin as a weights cache")
+    header, length = _read_header(descriptor, fixed, status)
+    if header.key != dict(key):
+        differ = sorted(name for name in {*header.key, *key} if header.key.get(name) != key.get(name))
+        raise Unusable(f"it was written for others: {', '.join(differ)} differ")
+    file = CacheFile(descriptor, header, _first(length))
+    if file.num_bytes != status.st_size or len(header.sums) != len(header.sizes) or min(header.sizes, default=0) < 0:
+        raise Unusable(f"it has {status.st_size} bytes and {len(header.sums)} checksums, not what its header names")
+    return file
+
+
+def _read_header(descriptor: int, fixed: bytes, status: os.stat_result) -> tuple[Header, int]:
+    """Return the header behind the `fixed` beginning of a file, and its length in bytes. Raises Unusable."""
     _, digest, length = _FIXED.unpack(fixed)
     if length > min(_MAX_HEADER_BYTES, status.st_size):
         raise Unusable(f"its header would have {length} bytes, the file has {status.st_size}")
@@ -157,13 +169,7 @@ def _checked(descriptor: int, path: Path, key: Key) -> CacheFile:
         header = msgspec.json.decode(text, type=Header)
     except msgspec.MsgspecError as error:
         raise Unusable(f"its header is damaged: {error}") from error
-    if header.key != dict(key):
-        differ = sorted(name for name in {*header.key, *key} if header.key.get(name) != key.get(name))
-        raise Unusable(f"it was written for others: {', '.join(differ)} differ")
-    file = CacheFile(descriptor, header, _first(length))
-    if file.num_bytes != status.st_size or len(header.sums) != len(header.sizes) or min(header.sizes, default=0) < 0:
-        raise Unusable(f"it has {status.st_size} bytes and {len(header.sums)} checksums, not what its header names")
-    return file
+    return header, length
 
 
 def write(folder: Path, key: Key, pieces: Sequence[memoryview], *, limit_bytes: int, progress: Progress) -> Path:

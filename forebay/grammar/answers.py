@@ -37,12 +37,17 @@ class AnswerRules:
     opened: bool = False
     max_thinking_tokens: int | None = None
 
+    @property
+    def are_enforced(self) -> bool:
+        """Whether the answer needs a grammar."""
+        calls = self.must_call or self.restricted or any(rule.enforced for rule in self.calls)
+        return calls or self.content is not None or self.max_thinking_tokens is not None
+
 
 def answer_grammar(formats: AnswerFormats, table: TokenBytes, rules: AnswerRules) -> Grammar | None:
     """None if nothing is to be enforced. Raises InvalidRequest `grammar_invalid` for a form that cannot be enforced,
     with the client's field."""
-    calls = rules.must_call or rules.restricted or any(rule.enforced for rule in rules.calls)
-    if not (calls or rules.content or rules.max_thinking_tokens is not None):
+    if not rules.are_enforced:
         return None
     thinks = formats.thinking is not None or formats.calls == CHANNELS
     if rules.content is not None and not (thinks or rules.calls):

@@ -155,22 +155,31 @@ class Grammars:
             _read(job.place, job.tokens)
         self._executor = self._executor or LLExecutor()
         sound = [job for job in jobs if not job.place.error]
-        plain = [(job.place.known, job.at) for job in sound if not job.drafts]
-        if len(plain) > MAX_ALONE:
-            fill_next_token_bitmask_par(self._executor, plain, words)
-        else:
-            for matcher, at in plain:
-                fill_next_token_bitmask(matcher, words, at)
-        drafted = [job for job in sound if job.drafts]
-        if ahead := [(job.place.known, job.at, job.drafts) for job in drafted if job.place.rewinds]:
-            fill_next_token_bitmask_par_with_draft_tokens(self._executor, ahead, words)
-        for job in drafted:
-            if not job.place.rewinds:
-                _fill_ahead(job, words)
+        _fill_plain(self._executor, [job for job in sound if not job.drafts], words)
+        _fill_drafted(self._executor, [job for job in sound if job.drafts], words)
         for job in jobs:
             if _broken(job.place):  # nothing at all may come: the sampler finds that no token is finite
                 words[job.at : job.at + 1 + len(job.drafts)] = 0
         return words
+
+
+def _fill_plain(executor: LLExecutor, jobs: list[_Job], words: I32) -> None:
+    """Fill the mask of each job's next token; many of them on several threads."""
+    plain = [(job.place.known, job.at) for job in jobs]
+    if len(plain) > MAX_ALONE:
+        fill_next_token_bitmask_par(executor, plain, words)
+        return
+    for matcher, at in plain:
+        fill_next_token_bitmask(matcher, words, at)
+
+
+def _fill_drafted(executor: LLExecutor, jobs: list[_Job], words: I32) -> None:
+    """Fill the masks of each job's draft tokens, and of the token after them."""
+    if ahead := [(job.place.known, job.at, job.drafts) for job in jobs if job.place.rewinds]:
+        fill_next_token_bitmask_par_with_draft_tokens(executor, ahead, words)
+    for job in jobs:
+        if not job.place.rewinds:
+            _fill_ahead(job, words)
 
 
 def _fill_ahead(job: _Job, words: I32) -> None:

@@ -61,6 +61,14 @@ class _Rewriting:
         return True
 
 
+def _named_types(named: Any) -> set[str]:
+    """Return the types that a schema's `type` names; all if it names none, or one that is unknown."""
+    names = named if isinstance(named, list) else [named]
+    if not all(name in _TYPES or name == "number" for name in names):
+        return set(_TYPES)
+    return {kind for name in names for kind in (_NUMBER if name == "number" else {name})}
+
+
 class _Proof:
     def __init__(self, root: Schema) -> None:
         self._root = root
@@ -78,14 +86,16 @@ class _Proof:
         types = self._types(parts)
         if all(_out_of_bounds(parts, kind) or (kind == "object" and self._no_object(parts, depth)) for kind in types):
             return True
-        return any(
-            all(
-                self.is_empty([*parts[:i], {**part, word: None}, option, *parts[i + 1 :]], depth + 1)
-                for option in options
-            )
-            for i, part in enumerate(parts)
-            for word in ("anyOf", "oneOf")
-            if isinstance(options := part.get(word), list) and options
+        return any(self._has_no_option(parts, i, word, depth) for i in range(len(parts)) for word in ("anyOf", "oneOf"))
+
+    def _has_no_option(self, parts: list[dict[str, Any]], i: int, word: str, depth: int) -> bool:
+        """Return whether it is shown that each option of one part's `anyOf` or `oneOf` is empty with the others."""
+        options = parts[i].get(word)
+        if not isinstance(options, list) or not options:
+            return False
+        return all(
+            self.is_empty([*parts[:i], {**parts[i], word: None}, option, *parts[i + 1 :]], depth + 1)
+            for option in options
         )
 
     def _flat(self, schemas: Sequence[Schema]) -> list[Schema]:
@@ -115,10 +125,7 @@ class _Proof:
         """Return the types of the values that the schemas' `type`, `const` and `enum` leave."""
         types = set(_TYPES)
         for part in parts:
-            named = part.get("type")
-            names = named if isinstance(named, list) else [named]
-            if all(name in _TYPES or name == "number" for name in names):
-                types &= {kind for name in names for kind in (_NUMBER if name == "number" else {name})}
+            types &= _named_types(part.get("type"))
         listed = [values for part in parts for values in _listed(part)]
         if listed:
             self._looks_left -= sum(map(len, listed))

@@ -186,19 +186,19 @@ def _members(members: Any, flags: int) -> Ranges:
     return _inverted(found) if inverts else found
 
 
+def _is_space(letter: str) -> bool:
+    return letter.isspace() and not "\x1c" <= letter <= "\x1f"
+
+
+def _is_word(letter: str) -> bool:
+    return letter.isalnum() or category(letter)[0] == "M" or letter == "_"
+
+
 @cache
 def _category(name: str) -> Ranges:
     """Return a Unicode category as llguidance's regular expressions write it."""
-    letters = map(chr, range(_LAST + 1))
-    match name:
-        case "CATEGORY_DIGIT":
-            codes = [ord(letter) for letter in letters if letter.isdecimal()]
-        case "CATEGORY_SPACE":
-            codes = [ord(letter) for letter in letters if letter.isspace() and not "\x1c" <= letter <= "\x1f"]
-        case _:
-            codes = [
-                ord(letter) for letter in letters if letter.isalnum() or category(letter)[0] == "M" or letter == "_"
-            ]
+    belongs = {"CATEGORY_DIGIT": str.isdecimal, "CATEGORY_SPACE": _is_space}.get(name, _is_word)
+    codes = [code for code in range(_LAST + 1) if belongs(chr(code))]
     begins = [code for code, before in zip(codes, [-2, *codes], strict=False) if code != before + 1]
     ends = [code for code, behind in zip(codes, [*codes[1:], _LAST + 2], strict=True) if code + 1 != behind]
     return list(zip(begins, ends, strict=True))

@@ -116,13 +116,20 @@ def _with_names(schema: dict[str, Any], names: Schema) -> dict[str, Any]:
     """Return the schema with what `propertyNames` demands said by its properties, if that can be."""
     if "propertyNames" not in schema or not (names is True or isinstance(names, dict)):
         return schema
-    said = {key: value for key, value in names.items() if key not in _NOTES} if isinstance(names, dict) else {}
+    said = {} if names is True else {key: value for key, value in names.items() if key not in _NOTES}
     rest = {key: value for key, value in schema.items() if key != "propertyNames"}
     if not said or said == {"type": "string"}:
         return rest
     if said.keys() - _OF_NAMES or said.get("type", "string") != "string" or "patternProperties" in schema:
         return schema
     return _closed(schema, rest, said) or schema
+
+
+def _closed_list(own: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
+    """Return an object of these properties alone, without a `maxProperties` that it cannot exceed."""
+    most = rest.get("maxProperties")
+    kept = {key: value for key, value in rest.items() if key != "maxProperties" or not _is_at_least(most, len(own))}
+    return {**kept, "properties": own, "additionalProperties": False}
 
 
 def _closed(schema: dict[str, Any], rest: dict[str, Any], names: dict[str, Any]) -> dict[str, Any] | None:
@@ -133,10 +140,7 @@ def _closed(schema: dict[str, Any], rest: dict[str, Any], names: dict[str, Any])
     listed = [names["const"]] if "const" in names else names.get("enum")
     limits = names.keys() - {"type", "enum", "const"}
     if isinstance(listed, list) and not limits and not ("const" in names and "enum" in names):
-        own = {name: properties.get(name, others) for name in listed if isinstance(name, str)}
-        most = rest.get("maxProperties")
-        rest = {key: value for key, value in rest.items() if key != "maxProperties" or not _is_at_least(most, len(own))}
-        return {**rest, "properties": own, "additionalProperties": False}
+        return _closed_list({name: properties.get(name, others) for name in listed if isinstance(name, str)}, rest)
     is_count = all(isinstance(names.get(key, 0), int) for key in ("minLength", "maxLength"))
     if listed is not None or properties or not is_count or ("pattern" in limits and len(limits) > 1):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -79,7 +79,15 @@ def _stored(config: ModelConfig, draft_head: bool) -> dict[str, tuple[tuple[int,
     turned = names.turned_experts or (outer is not None and outer.turned_stacks)
     if names.stacks is None and not turned:
         return params
-    gate_up, down = names.stacks or (f"experts.{GATE_UP}", f"experts.{DOWN}")
+    return _stacked(params, config.num_experts, names.stacks or (f"experts.{GATE_UP}", f"experts.{DOWN}"), turned)
+
+
+def _stacked(
+    params: Mapping[str, tuple[tuple[int, ...], float]], num_experts: int, stacks: tuple[str, str], turned: bool
+) -> dict[str, tuple[tuple[int, ...], float]]:
+    """Return the tensors with those of all experts in one stack each: gates with ups, and downs. `turned` stacks are
+    transposed."""
+    gate_up, down = stacks
     stored: dict[str, tuple[tuple[int, ...], float]] = {}
     for name, (shape, offset) in params.items():
         match = _EXPERT.fullmatch(name)
@@ -90,8 +98,12 @@ def _stored(config: ModelConfig, draft_head: bool) -> dict[str, tuple[tuple[int,
             outputs *= 2 if match[2] == "gate" else 1
             entry = (*inputs, outputs) if turned else (outputs, *inputs)
             stack = f"{match[1]}.{gate_up if match[2] == 'gate' else down}{BIAS if match[3] == 'bias' else ''}"
-            stored[stack] = (config.num_experts, *entry), offset
+            stored[stack] = (num_experts, *entry), offset
     return stored
+
+
+def _is_norm(kind: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) == 1 and ("norm" in kind or kind.startswith("ln_"))
 
 
 def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator, *, offset: float) -> Tensor:
@@ -103,8 +115,7 @@ def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator,
         steps = _uniform(shape, generator, *map(math.log, _TIME_STEPS)).exp()
         return steps + torch.log(-torch.expm1(-steps))  # softplus of it is the time step
     values = torch.randn(shape, generator=generator)
-    is_norm = len(shape) == 1 and ("norm" in kind or kind.startswith("ln_"))
-    if kind == "D" or kind.endswith(("scalar", "scale")) or is_norm:
+    if kind == "D" or kind.endswith(("scalar", "scale")) or _is_norm(kind, shape):
         return 1.0 - offset + _NORM_SPREAD * values
     if kind.endswith(("_min", "_max")):
         return (_BOUND if kind.endswith("_max") else -_BOUND) * (1.0 + _NORM_SPREAD * values)

@@ -35,7 +35,7 @@ async def announce(request: Request, router: Router) -> Response:
     async with router.bodies.content(request.scope, context.client) as content:
         announcement = _decoded(content, Announcement)
     if member := router.members.announce(announcement, router.members.now):
-        router.spawn(router.members.check_now(member))
+        router.spawn(router.members.health.check_now(member))
     return json_response(Accepted(lease_s=LEASE_S, members=len(router.members.all)))
 
 
@@ -82,7 +82,7 @@ async def _at_all(request: Request, router: Router, content: bytes, *, empties_c
     if empties_cache:
         for member in members:
             router.members.forget(member)
-    await asyncio.gather(*map(router.members.check_now, members))  # weight versions may have changed
+    await asyncio.gather(*map(router.members.health.check_now, members))  # weight versions may have changed
     status = max(answer["status"] for answer in answers)
     log.info(event("administered", path=request.scope["path"], members=len(members), status=status))
     body: dict[str, Any] = {"success": status < 400, "members": answers}

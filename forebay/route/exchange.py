@@ -203,7 +203,7 @@ async def first_answer(members: Members, request: RoutedRequest, watch: Watch) -
         if exchange.gone or failure.status not in _AGAIN:
             break
         log.info(event("request_begun_again", code=failure.code))
-        await asyncio.gather(*map(members.check_now, selected.members))  # other weights may be the reason
+        await asyncio.gather(*map(members.health.check_now, selected.members))  # it may have other weights
     assert failure is not None
     raise failure
 
@@ -216,9 +216,9 @@ async def _select(
         try:
             return request.select(tried)
         except Unavailable:
-            if watch.gone or not members.may_recover(tried):
+            if watch.gone or not members.health.may_recover(tried):
                 raise
-        await members.recovery()
+        await members.health.recovery()
 
 
 async def _outcome(exchange: Exchange) -> tuple[ForebayError | None, Head]:

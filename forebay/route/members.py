@@ -83,11 +83,10 @@ class Members(Membership[Member]):
     ) -> None:
         super().__init__(self._member)
         self.router_id = secrets.token_hex(16)  # of this start of the router
-        self._hold_s, self._ready_at = hold_s, -math.inf
-        self._passed = asyncio.Event()  # set for a moment: a server has passed a check
         self._api_key, self._clock = api_key, clock
         self._cluster_key = cluster_key
         self._selection = selection or Selection()
+        self.health = HealthChecks(self, hold_s)
         for role, found in urls.items():
             for url in found:
                 self.configure(url, role)
@@ -103,17 +102,6 @@ class Members(Membership[Member]):
     @property
     def ready(self) -> bool:
         return is_ready(self, self.now)
-
-    def may_recover(self, tried: Collection[Member] = ()) -> bool:
-        """Return whether no request would find members now, but one would have within the last `hold_s`. Of members
-        that compute whole requests, those of `tried` are of no use again."""
-        is_recent = not self.ready and self.now < self._ready_at + self._hold_s
-        return is_recent and any(member.role is not Role.BOTH or member not in tried for member in self.all)
-
-    async def recovery(self) -> None:
-        """Wait until a server passes a check, or for the time between two checks."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._passed.wait(), CHECK_INTERVAL_S)
 
     def select(self, blocks: Sequence[bytes], tried: Collection[Member] = ()) -> Selected[Member]:
         """Return the members for a request whose prompt has these blocks. Raises Unavailable."""
@@ -131,27 +119,57 @@ class Members(Membership[Member]):
         """Close the idle connections to a member that was dropped."""
         member.pool.retire()
 
+    def close(self) -> None:
+        """Close all connections."""
+        for member in self.all:
+            member.pool.close()
+
+
+class HealthChecks:
+    """The health checks of a router's members. Belongs to one event loop.
+
+    A request without a usable member may wait for a recovery within `hold_s` after the last time that there was one.
+    """
+
+    def __init__(self, members: Members, hold_s: float) -> None:
+        self._members, self._hold_s = members, hold_s
+        self._ready_at = -math.inf
+        self._passed = asyncio.Event()  # set for a moment: a server has passed a check
+
+    def may_recover(self, tried: Collection[Member] = ()) -> bool:
+        """Return whether no request would find members now, but one would have within the last `hold_s`. Of members
+        that compute whole requests, those of `tried` are of no use again."""
+        members = self._members
+        is_recent = not members.ready and members.now < self._ready_at + self._hold_s
+        return is_recent and any(member.role is not Role.BOTH or member not in tried for member in members.all)
+
+    async def recovery(self) -> None:
+        """Wait until a server passes a check, or for the time between two checks."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._passed.wait(), CHECK_INTERVAL_S)
+
     async def watch(self) -> None:
-        """Check all members, for ever."""
+        """Check all members every `CHECK_INTERVAL_S`, until it is cancelled."""
         while True:
-            await self.check()
+            await self.check_all()
             await asyncio.sleep(CHECK_INTERVAL_S)
 
-    async def check(self) -> None:
+    async def check_all(self) -> None:
         """Check the health of all servers concurrently."""
-        self.expire(self.now)
-        await asyncio.gather(*map(self.check_member, self.all))
-        if self.ready:
-            self._ready_at = self.now
+        members = self._members
+        members.expire(members.now)
+        await asyncio.gather(*map(self.check, members.all))
+        if members.ready:
+            self._ready_at = members.now
 
-    async def check_member(self, member: Member) -> None:
+    async def check(self, member: Member) -> None:
         """Find out whether a server takes requests. If it has not done so for several checks, fail those at it."""
         try:
             await asyncio.wait_for(self._check(member), CHECK_TIMEOUT_S)
         except TimeoutError:
-            self.failed_check(member, f"no answer within {CHECK_TIMEOUT_S:g} s")
+            self._members.failed_check(member, f"no answer within {CHECK_TIMEOUT_S:g} s")
         except ForebayError as error:
-            self.failed_check(member, error.message)
+            self._members.failed_check(member, error.message)
         if member.up and member.checks_to_info <= 0:
             with contextlib.suppress(ForebayError, TimeoutError):  # a long step delays it: the next check tries again
                 await asyncio.wait_for(self._read_info(member, member.num_downs), INFO_TIMEOUT_S)
@@ -165,16 +183,16 @@ class Members(Membership[Member]):
     async def check_now(self, member: Member) -> None:
         """Check a server and read its /server_info, which the last request may have changed."""
         member.checks_to_info = 0
-        await self.check_member(member)
+        await self.check(member)
 
     async def _check(self, member: Member) -> None:
         num_downs = member.num_downs
         head, body = await member.pool.ask("GET", "/ready", member.check_headers("/ready"))
         member.checks_to_info -= 1
         if head.status in _NOT_TRUSTED:
-            self.failed_check(member, _refusal(head.status, body))
+            self._members.failed_check(member, _refusal(head.status, body))
         elif head.status != 200:
-            self.failed_check(member, str(as_object(body).get("reason", f"HTTP {head.status}")))
+            self._members.failed_check(member, str(as_object(body).get("reason", f"HTTP {head.status}")))
         elif not member.up:
             await self._read_info(member, num_downs)
 
@@ -184,20 +202,15 @@ class Members(Membership[Member]):
         head, body = await member.pool.ask("GET", "/server_info", member.check_headers("/server_info", probe))
         info = as_object(body) if head.status == 200 else {}
         mode = info.get("disaggregation_mode")
-        if loop := loop_of(self.router_id, info):
-            self.failed_check(member, f"{loop}: leave it out of this router's servers")
+        if loop := loop_of(self._members.router_id, info):
+            self._members.failed_check(member, f"{loop}: leave it out of this router's servers")
         elif head.status in _NOT_TRUSTED:
-            self.failed_check(member, _refusal(head.status, body))
+            self._members.failed_check(member, _refusal(head.status, body))
         elif Role.of(mode) is not member.role:
-            self.failed_check(member, f"it is no {member.role.noun}: its --disaggregation-mode is {mode}")
+            self._members.failed_check(member, f"it is no {member.role.noun}: its --disaggregation-mode is {mode}")
         else:
             member.checks_to_info = CHECKS_PER_INFO
-            self.checked(member, info, num_downs)
-
-    def close(self) -> None:
-        """Close all connections."""
-        for member in self.all:
-            member.pool.close()
+            self._members.checked(member, info, num_downs)
 
 
 def _refusal(status: int, body: bytes) -> str:

@@ -164,7 +164,8 @@ class Membership(Generic[Record]):
             return None
         if announcement.state is State.GONE:
             known = member.announced if member else None
-            if known is not None and known.instance != announcement.instance:
+            is_replaced = known is not None and known.instance != announcement.instance
+            if is_replaced:
                 return None
             if member is None or not member.is_configured:
                 self._drop(url, "it is gone")

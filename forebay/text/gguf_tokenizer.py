@@ -31,13 +31,7 @@ _MODELS: Final = {
 
 def from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     """Return the tokenizer that the metadata describes. Raises ModelError for one that is not known."""
-    model = metadata.get("tokenizer.ggml.model")
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, Strings) or not 0 < len(tokens) <= MAX_TOKENS:
-        raise ModelError("the GGUF file has no tokenizer.ggml.tokens: convert the model again, with its tokenizer")
-    if not isinstance(model, str) or model not in _MODELS:
-        known = ", ".join(f"{name} ({what})" for name, what in _MODELS.items())
-        raise ModelError(f"tokenizer.ggml.model is {brief(model)}; known are {known}")
+    model, tokens = _model_and_tokens(metadata)
     pre = "gemma4" if model == "gemma4" else metadata.get("tokenizer.ggml.pre", "default")
     words = Words(byte_level=False, add_bos=True) if model == "llama" else words_of(pre)
     _check_harmless(metadata)
@@ -45,9 +39,7 @@ def from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     ids = _ids(metadata, len(tokens), _SENTENCEPIECE_IDS if model == "llama" else {})
     if model == "llama" and _UNKNOWN in types:
         ids.setdefault("unk", types.index(_UNKNOWN))
-    control = frozenset(i for i, kind in enumerate(types) if kind == _CONTROL)
-    control |= frozenset(ids[name] for name in _STRUCTURE if name in ids)
-    user_defined = [i for i, kind in enumerate(types) if kind == _USER_DEFINED and i not in control]
+    control, user_defined = _added(types, ids)
     names = {f"{name}_token": tokens[ids[name]] for name in _NAMED if name in ids}
     backend = _backend(metadata, tokens, words, names.get("unk_token"))
     _add(backend, tokens, control, user_defined)
@@ -64,12 +56,32 @@ def from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
         space_prefix=_space_prefix(metadata),
         add_eos=_adds(metadata, "eos", ids, default=False),
         template=_template(metadata, _TEMPLATE),
-        named_templates={
-            key.removeprefix(f"{_TEMPLATE}."): _template(metadata, key) or ""
-            for key in metadata
-            if key.startswith(f"{_TEMPLATE}.")
-        },
+        named_templates=_named_templates(metadata),
     )
+
+
+def _model_and_tokens(metadata: Mapping[str, Any]) -> tuple[str, Strings]:
+    """Return llama.cpp's name of the algorithm, and the tokens. Raises ModelError."""
+    model, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, Strings) or not 0 < len(tokens) <= MAX_TOKENS:
+        raise ModelError("the GGUF file has no tokenizer.ggml.tokens: convert the model again, with its tokenizer")
+    if not isinstance(model, str) or model not in _MODELS:
+        known = ", ".join(f"{name} ({what})" for name, what in _MODELS.items())
+        raise ModelError(f"tokenizer.ggml.model is {brief(model)}; known are {known}")
+    return model, tokens
+
+
+def _added(types: Sequence[int], ids: Mapping[str, int]) -> tuple[frozenset[int], list[int]]:
+    """Return the ids of control tokens (by their type, or by their part in the structure of a conversation), and those
+    of the other tokens that the model's author has added."""
+    by_type = frozenset(i for i, kind in enumerate(types) if kind == _CONTROL)
+    control = by_type | frozenset(ids[name] for name in _STRUCTURE if name in ids)
+    return control, [i for i, kind in enumerate(types) if kind == _USER_DEFINED and i not in control]
+
+
+def _named_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    keys = [key for key in metadata if key.startswith(f"{_TEMPLATE}.")]
+    return {key.removeprefix(f"{_TEMPLATE}."): _template(metadata, key) or "" for key in keys}
 
 
 def _check_harmless(metadata: Mapping[str, Any]) -> None:

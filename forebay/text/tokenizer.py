@@ -34,6 +34,11 @@ class _Encoded(NamedTuple):
     ends: list[int]
 
 
+def _any_of(words: Sequence[str]) -> re.Pattern[str]:
+    """Return a pattern that matches the first of the words; nothing if there are none."""
+    return re.compile("|".join(map(re.escape, words)) or r"(?!)")
+
+
 class Tokenizer:
     """Thread-safe, and no call waits for the encoding of another text.
 
@@ -49,11 +54,11 @@ class Tokenizer:
         self.table = TokenBytes(parts.pieces, parts.reader, set(parts.added.values()), set(parts.hidden))
         self.whole_table = self.table.showing(parts.added)  # with the tokens that are no part of a text
         control = sorted((word for word, token in parts.added.items() if token in parts.control), key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, control)) or r"(?!)")
+        self._control = _any_of(control)
         added = parts.backend.get_added_tokens_decoder().values()
         self._control_is_normalized = any(token.special and token.normalized for token in added)
         hidden = [word for word in control if parts.added[word] in parts.hidden]
-        self._hidden = re.compile("|".join(map(re.escape, hidden)) or r"(?!)")
+        self._hidden = _any_of(hidden)
         self.special_names = dict(parts.names)  # `bos_token`, `eos_token` and the like, as they are spelled
         self.eos_token_id = parts.added.get(parts.names.get("eos_token", ""))
         self.bos_token_id = parts.added.get(parts.names.get("bos_token", ""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,6 +56,17 @@ def _check_fits(parts: TokenizerParts, vocab_size: int, path: Path) -> None:
         )
 
 
+def _mark_special(added_tokens: list[dict[str, Any]], sources: Sequence[str]) -> frozenset[int]:
+    """Set the `special` flag of each added token that frames images or that a template's source has: it structures the
+    conversation. Returns the ids of the special tokens and of those that frame images."""
+    for added in added_tokens:
+        added["special"] = added["special"] or _FRAMES_IMAGES.fullmatch(added["content"]) is not None
+    hidden = frozenset(int(added["id"]) for added in added_tokens if added["special"])
+    for added in added_tokens:
+        added["special"] = added["special"] or any(added["content"] in source for source in sources)
+    return hidden
+
+
 def from_folder(folder: Path) -> TokenizerParts:
     """From `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja` and, of models
     with images, `chat_template.json`."""
@@ -67,13 +78,7 @@ def from_folder(folder: Path) -> TokenizerParts:
     sources = [source for source in (template, *named.values()) if source is not None]
     layout = read_large_json(path, most_values=_MAX_JSON_VALUES)
     try:
-        # An added token that frames images, or that the template writes, structures the conversation, whatever its
-        # `special` flag says.
-        for added in layout.get("added_tokens", []):
-            added["special"] = added["special"] or _FRAMES_IMAGES.fullmatch(added["content"]) is not None
-        hidden = frozenset(int(added["id"]) for added in layout.get("added_tokens", []) if added["special"])
-        for added in layout.get("added_tokens", []):
-            added["special"] = added["special"] or any(added["content"] in source for source in sources)
+        hidden = _mark_special(layout.get("added_tokens", []), sources)
         backend = tokenizers.Tokenizer.from_str(json.dumps(layout, ensure_ascii=False))
         backend.encode(_STRANGE)  # it fails where what stands for the unknown is unknown itself
     except Exception as error:  # the package raises bare Exception for a file it cannot read

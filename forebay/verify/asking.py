@@ -150,6 +150,16 @@ class Engines:
             counted.update((await engine.state()).counters if engine else {})
         return counted
 
+    def _note_decoding(self, request_id: int, answer: Answer) -> None:
+        """Count a request among those that decode, and update the concurrency of each."""
+        self._decoding[request_id] = answer
+        num_decoding = len(self._decoding)
+        self.most_at_once = max(self.most_at_once, num_decoding)
+        for other in self._decoding.values():
+            other.concurrency = max(other.concurrency, num_decoding)
+        if 2 * num_decoding >= len(self.questions):
+            self.half_decode.set()
+
     async def ask(
         self, number: int, *, give_up_after: int | None = None, under_way: asyncio.Event | None = None
     ) -> None:
@@ -168,13 +178,7 @@ class Engines:
                     answer.cache = update.cache or answer.cache
                     answer.memory = update.memory or answer.memory
                     answer.num_partly_accepted = update.num_partly_accepted
-                    self._decoding[stream.request_id] = answer
-                    num_decoding = len(self._decoding)
-                    self.most_at_once = max(self.most_at_once, num_decoding)
-                    for other in self._decoding.values():
-                        other.concurrency = max(other.concurrency, num_decoding)
-                    if 2 * num_decoding >= len(self.questions):
-                        self.half_decode.set()
+                    self._note_decoding(stream.request_id, answer)
                     if under_way and len(answer.tokens) >= WELL_UNDER_WAY:
                         under_way.set()
                     if give_up_after is not None and len(answer.tokens) >= give_up_after:

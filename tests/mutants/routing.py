@@ -127,7 +127,7 @@ ROUTING = (
     Mutant(
         "C27 a request waits for a server that was there a moment ago",
         "route/exchange.py",
-        "            if watch.gone or not members.may_recover(tried):\n",
+        "            if watch.gone or not members.health.may_recover(tried):\n",
         "            if True:\n",
         "route/test_attempts.py::test_first_answer_servers_that_may_recover_are_waited_for",
     ),
@@ -141,14 +141,14 @@ ROUTING = (
     Mutant(
         "C27 no request waits for a server that has been away for long",
         "route/members.py",
-        "is_recent = not self.ready and self.now < self._ready_at + self._hold_s\n",
-        "is_recent = not self.ready\n",
+        "is_recent = not members.ready and members.now < self._ready_at + self._hold_s\n",
+        "is_recent = not members.ready\n",
         "route/test_members.py::test_members_that_have_just_been_ready_may_recover",
     ),
     Mutant(
         "C27 a server that has become ready is checked at once",
         "route/administration.py",
-        "        router.spawn(router.members.check_now(member))\n",
+        "        router.spawn(router.members.health.check_now(member))\n",
         "        pass\n",
         "route/test_members_route.py::test_members_route_announced_server_gets_requests_until_it_drains",
     ),
@@ -190,7 +190,7 @@ ROUTING = (
     Mutant(
         "C33 what a standby learns it sends to no router",
         "route/standby.py",
-        "                prefixes.record(blocks, change.url, goes_on=change.goes_on)\n",
+        "                prefixes.record(blocks, change.url, continues=change.continues)\n",
         "                prefixes.learn(blocks, change.url)\n",
         "route/test_standby.py::test_standby_of_each_other_send_nothing_back",
     ),

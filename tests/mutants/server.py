@@ -289,7 +289,7 @@ SERVER = (
     Mutant(
         "C27 what was held back as the beginning of a call is text when the answer ends",
         "text/answers/reading.py",
-        "        self._cursor.ended = True\n        self._go_on()\n",
+        "        self._cursor.ended = True\n        self._advance()\n",
         "        self._cursor.ended = True\n",
         _READ + "test_what_turns_out_to_be_no_call_is_said_character_for_character",
     ),

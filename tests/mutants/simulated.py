@@ -380,7 +380,7 @@ SIMULATED = (
     Mutant(
         "C27 members are asked before another attempt",
         "route/exchange.py",
-        "        await asyncio.gather(*map(members.check_now, selected.members))  # other weights may be the reason\n",
+        "        await asyncio.gather(*map(members.health.check_now, selected.members))  # it may have other weights\n",
         "",
         "route/test_attempts.py::test_first_answer_server_that_comes_or_goes_is_left_for_another",
     ),

@@ -58,7 +58,7 @@ class Routed:
 
     def check(self) -> None:
         """Look at all members now, not when it is time again."""
-        asyncio.run_coroutine_threadsafe(self.router.members.check(), self.loop).result(HANGS_S)
+        asyncio.run_coroutine_threadsafe(self.router.members.health.check_all(), self.loop).result(HANGS_S)
 
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.stop.set)
@@ -89,7 +89,7 @@ def start_router(
         members = Members(urls, api_key=key, cluster_key=config.cluster_key, selection=selection, hold_s=hold_s)
         router = box["router"] = Router(config, members)
         box["loop"], box["stop"] = asyncio.get_running_loop(), asyncio.Event()
-        await members.check()  # and not every second: the tests say when
+        await members.health.check_all()  # and not every second: the tests say when
         on_ready = lambda url: (box.update(url=url), started.set())  # noqa: E731
         await listen(
             config, create_app(router), router.lifecycle, router, sock=sock, on_ready=on_ready, stop=box["stop"]

@@ -45,7 +45,7 @@ class Attempts:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *statuses: int | None, leaves: bool = False) -> None:
         self.statuses, self.made, self.leaves = list(statuses), [], leaves
-        self.members = [Member(), Member()]
+        self.members, self.health = [Member(), Member()], self
         self.tried: list[set[Any]] = []
         self.recovers = False
         monkeypatch.setattr(exchange, "begin", self.begin)

@@ -49,7 +49,7 @@ def checked(pool: Pool, times: int = 1, found: Members | None = None) -> tuple[M
     [one] = found.all
     one.pool = pool  # type: ignore[assignment]
     for _ in range(times):
-        asyncio.run(found.check())
+        asyncio.run(found.health.check_all())
     return found, one
 
 
@@ -57,31 +57,31 @@ def test_members_that_have_just_been_ready_may_recover() -> None:
     now = [0.0]
     found = Members({Role.BOTH: [URL]}, hold_s=10.0, clock=lambda: now[0])
     [one] = found.all
-    assert not found.may_recover()  # none has ever been ready
+    assert not found.health.may_recover()  # none has ever been ready
     pool = Pool()
     pool.mode = "null"
     checked(pool, found=found)
     assert found.ready
-    assert not found.may_recover()
+    assert not found.health.may_recover()
     now[0] = 5.0
     checked(pool, found=found)
     one.down("asleep")
     now[0] = 14.9
-    assert found.may_recover()
-    assert not found.may_recover([one])  # it has failed this request
+    assert found.health.may_recover()
+    assert not found.health.may_recover([one])  # it has failed this request
     now[0] = 15.0
-    assert not found.may_recover()
+    assert not found.health.may_recover()
 
 
 def test_member_that_passes_a_check_wakes_the_requests_that_wait_for_one() -> None:
     found, one = checked(pool := Pool())
 
     async def woken() -> list[bool]:
-        waiting = asyncio.ensure_future(found.recovery())
+        waiting = asyncio.ensure_future(found.health.recovery())
         done = []
         for pool.status in (503, 200):
             await asyncio.sleep(0)
-            await found.check_member(one)
+            await found.health.check(one)
             for _ in range(3):
                 await asyncio.sleep(0)
             done.append(waiting.done())
@@ -134,7 +134,7 @@ def test_member_check_reads_a_new_weight_version_now_and_then_or_at_once():
     checked(pool, 1, found)
     assert one.version == ("", "1")
     pool.version = "2"
-    asyncio.run(found.check_now(one))
+    asyncio.run(found.health.check_now(one))
     assert one.version == ("", "2")
 
 
@@ -233,7 +233,7 @@ def test_router_administration_that_one_member_refuses_is_refused(monkeypatch):
 
     monkeypatch.setattr("forebay.route.administration.ask", ask)
     found = pairs_up(2)
-    monkeypatch.setattr(found, "check_now", check)
+    monkeypatch.setattr(found.health, "check_now", check)
     request: Any = SimpleNamespace(scope={"path": "/flush_cache"})
     router: Any = SimpleNamespace(id="0" * 32, members=found)
     answer = asyncio.run(_at_all(request, router, b"", empties_cache=True))

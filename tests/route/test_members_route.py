@@ -74,14 +74,14 @@ def test_members_route_request_without_a_server_waits_for_one_that_was_there(rou
     [member] = routed.router.members.all
 
     def leave() -> None:
-        routed.router.members._hold_s = 0.0
+        routed.router.members.health._hold_s = 0.0
 
     for back, status in ((routed.check, 200), (leave, 503)):
         routed.loop.call_soon_threadsafe(member.down, "asleep")
         routed.until(lambda: not member.up)
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(ask, routed, LONG)
-            routed.until(lambda: bool(routed.router.members._passed._waiters))
+            routed.until(lambda: bool(routed.router.members.health._passed._waiters))
             assert not answer.done()
             back()
             assert answer.result(HANGS_S).status_code == status

@@ -89,6 +89,12 @@ def _of_argument(schema: Any, root: Any, argument: str, depth: int) -> Iterator[
             yield from _of_argument(each, root, argument, depth + 1)
 
 
+def _types_of_any(alternatives: list[Any], root: Any, depth: int) -> frozenset[str]:
+    """Return the types of all alternatives; empty if one does not say."""
+    options = [_types(each, root, depth + 1) for each in alternatives]
+    return frozenset[str]().union(*options) if all(options) else frozenset()
+
+
 def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
     """Return the JSON types that a schema takes; empty if it does not say."""
     schema = resolved(schema, root)
@@ -96,9 +102,7 @@ def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
         return frozenset()
     said = [_named(schema.get("type")), _of_values(_choices(schema))]
     said += [_types(each, root, depth + 1) for each in _listed(schema, "allOf")]
-    for word in _ALTERNATIVES:
-        options = [_types(each, root, depth + 1) for each in _listed(schema, word)]
-        said.append(frozenset().union(*options) if all(options) else frozenset())
+    said += [_types_of_any(_listed(schema, word), root, depth) for word in _ALTERNATIVES]
     known = [types for types in said if types]
     found = frozenset.intersection(*known) if known else frozenset()
     if not known and not schema.keys().isdisjoint(_TEXT_WORDS):
@@ -117,17 +121,24 @@ def _of_values(values: Sequence[Any]) -> frozenset[str]:
     return frozenset(kinds.get(type(value), "null") for value in values)
 
 
+def _texts_of_any(alternatives: list[Any], root: Any, depth: int) -> list[str] | None:
+    """Return the texts of all alternatives that take a text; None without one, or if one takes any text."""
+    taking = [each for each in alternatives if "string" in (_types(each, root, depth + 1) or {"string"})]
+    options = [_texts(each, root, depth + 1) for each in taking]
+    if not options or None in options:
+        return None
+    return [text for option in options for text in option or ()]
+
+
 def _texts(schema: Any, root: Any, depth: int) -> list[str] | None:
     schema = resolved(schema, root)
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return None
     lists = [[each for each in choices if isinstance(each, str)]] if (choices := _choices(schema)) else []
     lists += [found for each in _listed(schema, "allOf") if (found := _texts(each, root, depth + 1)) is not None]
-    for word in _ALTERNATIVES:
-        taking = [each for each in _listed(schema, word) if "string" in (_types(each, root, depth + 1) or {"string"})]
-        options = [_texts(each, root, depth + 1) for each in taking]
-        if options and None not in options:
-            lists.append([text for option in options for text in option or ()])
+    lists += [
+        found for word in _ALTERNATIVES if (found := _texts_of_any(_listed(schema, word), root, depth)) is not None
+    ]
     if not lists:
         return None
     return [text for text in dict.fromkeys(lists[0]) if all(text in each for each in lists[1:])]

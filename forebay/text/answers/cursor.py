@@ -166,10 +166,10 @@ def json_value(cursor: Cursor, sink: Sink) -> Reading[bool]:
         if char == '"':
             if not (yield from json_string(cursor, sink)):
                 return False
-        elif char and char in "{[":
+        elif char in ("{", "["):
             depth += 1
             sink(cursor.take(1))
-        elif char and char in "}]" and depth:
+        elif char in ("}", "]") and depth:
             depth -= 1
             sink(cursor.take(1))
         elif depth and _LAYOUT.match(char):

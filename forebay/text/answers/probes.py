@@ -20,7 +20,7 @@ from forebay.text.answers.formats import (
     THINK_TAGS,
     call_id_of,
 )
-from forebay.text.answers.parts import CallArguments, CallBegun, Said, Thought
+from forebay.text.answers.parts import CallArguments, CallBegun, Part, Said, Thought
 from forebay.text.answers.reading import AnswerFormats, reader_for
 from forebay.text.answers.tools_as_text import HERMES
 from forebay.text.histories import ANY_HISTORY, CALLS, TEXT, THINKING, HistoryRules, rules_of
@@ -296,18 +296,23 @@ def _tools_form(shown: str) -> tuple[str, str]:
     return "", "the chat template writes calls in no form that is known"
 
 
+def _is_the_call(parts: Sequence[Part]) -> bool:
+    """Return whether the parts of an answer have the probe's call, and no other."""
+    names = [part.name for part in parts if isinstance(part, CallBegun)]
+    arguments = "".join(part.text for part in parts if isinstance(part, CallArguments))
+    try:
+        return names == [_NAME] and bool(json.loads(arguments) == _ARGUMENTS)
+    except ValueError:
+        return False
+
+
 def _left_over(name: str, thinks: str, text: str, ending: str) -> tuple[str, str] | None:
     """Return what a format leaves over of a call on both sides, less tags of thinking, brackets and what `ending` ends
     every answer with; None if it does not read the call."""
     thinking = name if name == CHANNELS else thinks if thinks != CHANNELS else None
     reader = reader_for(AnswerFormats(name, thinking), {_NAME: _SCHEMA})
     parts = reader.push(text) + reader.finish()
-    names = [part.name for part in parts if isinstance(part, CallBegun)]
-    arguments = "".join(part.text for part in parts if isinstance(part, CallArguments))
-    try:
-        if names != [_NAME] or json.loads(arguments) != _ARGUMENTS:
-            return None
-    except ValueError:
+    if not _is_the_call(parts):
         return None
     if name == CHANNELS:
         return "", ""

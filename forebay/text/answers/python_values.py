@@ -24,15 +24,20 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def _may_follow(char: str, depth: int) -> bool:
+    """Return whether a literal, or a part of one within `depth` brackets, may go on with a character."""
+    if not char or (char in "]}),:" and not depth):
+        return False
+    return char in "\"',:()[]{}" or _WORD.match(char) is not None
+
+
 def python_value(cursor: Cursor, sink: Sink) -> Reading[bool]:
     """Copy one literal up to the comma or bracket behind it. Return False if there is no literal."""
     depth, comma = 0, False
     while True:
         yield from cursor.run(_SPACE, drop)
         char = yield from cursor.peek()
-        if not char or (char not in "\"',:()[]{}" and not _WORD.match(char)):
-            return False
-        if char in "]}),:" and not depth:
+        if not _may_follow(char, depth):
             return False
         if comma and char not in "]})":  # one behind the last item says nothing, and JSON has none
             sink(",")
