@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher
 
-from benchmarks.disaggregation import PATH, served, stream
+from benchmarks.disaggregation import PATH, stream
+from benchmarks.servers import served
 from forebay.base.http_client import Connection, Origin
 from forebay.config.resolve import resolve
 from forebay.families.checkpoint import open_checkpoint

@@ -14,37 +14,20 @@ import asyncio
 import json
 import os
 import random
-import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from benchmarks.servers import served
 from forebay.base.errors import ForebayError
 from forebay.base.http_client import Connection, Origin, get_json
 
 STREAMS, ARRIVALS_S = 8, 4.0
 PATH = "/v1/completions"
-
-
-@contextmanager
-def served(*flags: str) -> Iterator[tuple[int, Origin]]:
-    """Its process and its address."""
-    command = [sys.executable, "-m", "forebay.cli.main", "serve", "--port=0", "--log-level=error", *flags]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        urls = (match[1] for line in process.stdout if (match := re.search(r"ready at (\S+)", line)))
-        yield process.pid, Origin(next(urls))
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def body(num_tokens: int, max_tokens: int) -> dict[str, Any]:

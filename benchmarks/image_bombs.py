@@ -25,7 +25,8 @@ import psutil
 
 from benchmarks.bombs import AT_A_TIME, STREAMS, line
 from benchmarks.disaggregation import PATH as COMPLETIONS
-from benchmarks.disaggregation import body, served
+from benchmarks.disaggregation import body
+from benchmarks.servers import served
 from forebay.base.http_client import Connection, Origin
 from forebay.cli.main import main as forebay
 from forebay.http.preparation import Preparation, staying_client

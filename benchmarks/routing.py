@@ -19,22 +19,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import heapq
-import os
 import random
 import re
-import signal
-import subprocess
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from typing import Any, Final
 
 from benchmarks.cache_trace import Turn, make_trace
+from benchmarks.servers import started
 from forebay.base.errors import ForebayError
 from forebay.base.http_client import Connection, Origin, get_json, post_json
 from forebay.route.announcement import Role
@@ -187,12 +184,9 @@ def reuse(num_seeds: int, users_per_group: int) -> None:
 @asynccontextmanager
 async def running(*words: str) -> AsyncIterator[Origin]:
     """A process of this package, and its address once it takes requests."""
-    command = [sys.executable, "-m", *words]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        urls = (match[1] for line in process.stdout if (match := re.search(r"(?:ready|routing) at (\S+)", line)))
-        origin = Origin(await asyncio.to_thread(lambda: next(urls)))
+    with ExitStack() as stack:
+        _, url = await asyncio.to_thread(stack.enter_context, started(*words))
+        origin = Origin(url)
         while True:
             try:
                 await get_json(origin, "/ready")
@@ -200,9 +194,6 @@ async def running(*words: str) -> AsyncIterator[Origin]:
             except ForebayError:
                 await asyncio.sleep(0.1)
         yield origin
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
 
 
 async def _played(origin: Origin, trace: Sequence[Sequence[Turn]]) -> float:

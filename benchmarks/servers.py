@@ -5,10 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -16,11 +20,13 @@ import psutil
 
 from benchmarks.kinds import SLOT_TOKENS, Kind
 from benchmarks.report import NOISE
+from forebay.base.http_client import Origin
 
 START_LIMIT_S = 300.0
 POLL_S = 0.01
 IDLE_S = 1.0
 MOMENT_S = 0.3
+READY = re.compile(r"(?:ready|routing) at (\S+)")
 _PROMPT = [1000 + 7 * i for i in range(8)]
 
 
@@ -85,6 +91,30 @@ class Server:
     def _tail(self) -> str:
         self._log.seek(0)
         return self._log.read().decode(errors="replace")[-2000:]
+
+
+@contextmanager
+def started(module: str, *words: str) -> Iterator[tuple[int, str]]:
+    """Run a module of this package that serves, until the block ends; its process id, and its URL once it has printed
+    it. Ends the program if the process ends before."""
+    command = [sys.executable, "-m", module, *words]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            url = next((found[1] for line in process.stdout if (found := READY.match(line))), None)
+            if url is None:
+                raise StartFailed(f"{' '.join(command)} ended with code {process.wait()} before it was ready")
+            yield process.pid, url
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def served(*flags: str) -> Iterator[tuple[int, Origin]]:
+    """Run `forebay serve` at a free port until the block ends; its process id and its address."""
+    with started("forebay", "serve", "--port=0", "--log-level=error", *flags) as (pid, url):
+        yield pid, Origin(url)
 
 
 def free_port() -> int:

@@ -26,6 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.servers import started
 from forebay.engine.lifecycle.spawn import spawn
 from forebay.formats.store import find_model
 
@@ -88,17 +89,9 @@ def _resident(pid: int) -> int:
 
 @contextmanager
 def serving(model: str, *flags: str) -> Iterator[Server]:
-    command = [sys.executable, "-m", "forebay.cli.main", "serve", "--port", "0", "--log-level", "warning", *flags]
-    command += ["--model", model]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            line = next((line for line in process.stdout if line.startswith("ready at ")), None)
-            if line is None:
-                raise SystemExit(f"the server of {model} ended with code {process.wait()} before it was ready")
-            yield Server(line.split()[2], process.pid, model)
-        finally:
-            process.terminate()
+    words = ("serve", "--port=0", "--log-level=warning", *flags, "--model", model)
+    with started("forebay", *words) as (pid, url):
+        yield Server(url, pid, model)
 
 
 def fastest_ms(seconds: list[float]) -> str:

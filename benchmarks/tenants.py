@@ -34,7 +34,7 @@ from typing import Any
 import psutil
 from PIL import Image
 
-from benchmarks.disaggregation import served
+from benchmarks.servers import served
 from forebay.base.errors import ForebayError
 from forebay.base.http_client import Connection, Origin
 from forebay.cli.main import main as forebay

@@ -1,4 +1,5 @@
-"""How processes of ours are started: without our keys, deaf to what a terminal or a supervisor sends to all."""
+"""The start and the end of Python processes of this package: without this process's keys, and without the signals that
+a terminal or a supervisor sends to a whole process group."""
 
 from __future__ import annotations
 
@@ -6,20 +7,65 @@ import contextlib
 import os
 import select
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from forebay.base.cpu import CPU_VARIABLE, this_cpu
 from forebay.base.fault import FAULT_VARIABLES
 from forebay.base.package import ROOT
+from forebay.base.signals import ENDING
 
 _KEPT: Final = (CPU_VARIABLE, *FAULT_VARIABLES)
 
 
+def start(
+    arguments: Sequence[str],
+    *,
+    descriptors: Sequence[int],
+    stdout: int | None = subprocess.DEVNULL,
+    stderr: int | None = None,
+    variables: Mapping[str, str] | None = None,
+    own_session: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start a Python process with these arguments of the interpreter, which inherits the `descriptors`. The caller ends
+    it.
+
+    Its environment is `environment()`, or `variables`. In a session of its own it gets no signal of a terminal. Other
+    processes get them, blocked until they have set their handlers. Raises OSError.
+    """
+    with contextlib.nullcontext() if own_session else _blocked(*ENDING):
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=environment() if variables is None else dict(variables),
+            pass_fds=descriptors,
+            start_new_session=own_session,
+        )
+
+
+def end(children: Iterable[subprocess.Popen[bytes]], grace_s: float) -> None:
+    """Send SIGTERM to all, and SIGKILL to those that run `grace_s` later. Returns when all have ended."""
+    running = list(children)
+    for child in running:
+        child.terminate()
+    deadline = time.monotonic() + grace_s
+    for child in running:
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
 @contextlib.contextmanager
-def held_back(*signals: signal.Signals) -> Iterator[None]:
-    """A child started in here is born with them blocked. It ignores them later, but not before Python has started in
-    it: a Ctrl-C at that moment reaches every process of a terminal."""
+def _blocked(*signals: signal.Signals) -> Iterator[None]:
+    """Block signals, in children that are started meanwhile too: these ignore them later, but not before Python has
+    started, and a Ctrl-C at that moment reaches every process of a terminal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -28,8 +74,8 @@ def held_back(*signals: signal.Signals) -> Iterator[None]:
 
 
 def environment() -> dict[str, str]:
-    """Ours without FOREBAY_* (keys may be among them, and a child reads none), able to import this package. What says
-    which CPU is simulated stays, for our kernels and for torch's."""
+    """Return this process's variables without FOREBAY_*, which may be keys, and with this package on PYTHONPATH. The
+    variables of a simulated CPU stay, for the kernels of this package and of torch."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_") or k in _KEPT}
     kept |= this_cpu().library_limits
     inherited = kept.get("PYTHONPATH")

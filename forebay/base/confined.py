@@ -11,7 +11,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -19,9 +18,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
-from forebay.base.child import environment, held_back
+from forebay.base import child
 from forebay.base.errors import Unavailable
-from forebay.base.signals import ENDING
 
 _LENGTH: Final = struct.Struct(">I")
 _BLOCK_BYTES: Final = 1 << 16
@@ -53,14 +51,8 @@ class ConfinedProcess:
         self._limits = limits
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with theirs, held_back(*ENDING):
-                self._child = subprocess.Popen(
-                    [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    env=environment(),
-                    pass_fds=[theirs.fileno()],
-                )
+            with theirs:
+                self._child = child.start(["-P", "-m", module, str(theirs.fileno())], descriptors=[theirs.fileno()])
         except OSError as error:
             self._sock.close()
             raise Unavailable(f"the process for {work} cannot be started ({error.strerror})") from error

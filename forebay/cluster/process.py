@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from forebay.base import child
 from forebay.base.paths import cache_folder
 from forebay.base.trust import private_folder
 from forebay.cluster.messages import LogPart, LogRequest
@@ -79,14 +78,13 @@ class Child:
         settings = surroundings.as_text()
         output = self._log.open()
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, *ENTRY, self._kind, settings, str(listening), str(lease), *self._words],
-                stdin=subprocess.DEVNULL,
+            self._process = child.start(
+                [*ENTRY, self._kind, settings, str(listening), str(lease), *self._words],
+                descriptors=[listening, lease],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=dict(environment),
-                pass_fds=[listening, lease],
-                start_new_session=True,
+                variables=environment,
+                own_session=True,
             )
         finally:
             os.close(output)
@@ -101,12 +99,8 @@ class Child:
 
     def end(self, grace_s: float) -> None:
         """Send SIGTERM, and SIGKILL after `grace_s`. Return when the process has ended."""
-        if self._process is None:
-            return
-        self._process.send_signal(signal.SIGTERM)
-        if self.wait(grace_s) is None:
-            self._process.kill()
-            self._process.wait()
+        if self._process is not None:
+            child.end([self._process], grace_s)
 
     def close(self) -> None:
         """Close the pipe, which ends a process that still runs."""

@@ -7,14 +7,13 @@ import os
 import random
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
-from forebay.base.child import environment
+from forebay.base import child
 from forebay.base.errors import ConfigError
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import Chaos, DisaggregationMode
@@ -68,15 +67,7 @@ class Fleet:
     ) -> None:
         self._ending = True
         processes = [server.process for server in self.servers if server.process is not None]
-        for process in processes:
-            process.terminate()
-        deadline = time.monotonic() + END_GRACE_S
-        for process in processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        child.end(processes, END_GRACE_S)
         for server in self.servers:
             server.sock.close()
         for fd in (*self._lease, *self.files):
@@ -91,13 +82,10 @@ class Fleet:
 
     def _start(self, server: Server) -> None:
         listening, lease = server.sock.fileno(), self._lease[0]
-        server.process = subprocess.Popen(
-            [sys.executable, *ENTRY, str(listening), str(lease), *server.words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env=environment(),
-            pass_fds=[listening, lease, *self.files],
-            start_new_session=True,  # what a terminal sends to all is the router's to act on
+        server.process = child.start(
+            [*ENTRY, str(listening), str(lease), *server.words],
+            descriptors=[listening, lease, *self.files],
+            own_session=True,  # the router acts on a terminal's signals
         )
         server.num_starts += 1
         server.started_at = time.monotonic()

@@ -334,9 +334,9 @@ ROUTE = (
     ),
     Mutant(
         "C27 a process that outlives its grace is killed",
-        "route/fleet.py",
-        "                process.kill()\n                process.wait()\n        for server",
-        "                pass\n        for server",
+        "base/child.py",
+        "            child.kill()\n            child.wait()\n",
+        "            pass\n",
         "route/test_fleet.py::test_fleet_process_that_does_not_end_in_time_is_killed",
     ),
     Mutant(

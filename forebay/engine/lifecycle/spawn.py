@@ -6,13 +6,11 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forebay.base.child import environment, held_back
-from forebay.base.signals import ENDING
+from forebay.base import child
 
 ENTRY: Sequence[str] = ("-P", "-m", "forebay.engine.loop.process")
 
@@ -40,12 +38,6 @@ def spawn(entry: Sequence[str] = ENTRY) -> Spawned:
     of the starting thread as the death of the parent, could not see to that."""
     lasting = threading.current_thread() is threading.main_thread()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with theirs, held_back(*ENDING):
-        child = subprocess.Popen(
-            [sys.executable, *entry, str(theirs.fileno()), str(os.getpid() if lasting else 0)],
-            stdin=subprocess.DEVNULL,
-            stdout=_STDERR,
-            env=environment(),
-            pass_fds=[theirs.fileno()],
-        )
-    return Spawned(child, ours)
+    with theirs:
+        arguments = [*entry, str(theirs.fileno()), str(os.getpid() if lasting else 0)]
+        return Spawned(child.start(arguments, descriptors=[theirs.fileno()], stdout=_STDERR), ours)
