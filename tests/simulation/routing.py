@@ -401,7 +401,7 @@ class World:
         """Play the seed; return what happened, or raise Violation."""
         for place in self.places:
             self.spawn(place.run())
-        self.spawn(self.members.watch())
+        self.spawn(self.members.health.watch())
         self.spawn(self._jump_clock())
         clients = []
         for number in range(NUM_REQUESTS):
