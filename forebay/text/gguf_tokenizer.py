@@ -72,8 +72,8 @@ def _model_and_tokens(metadata: Mapping[str, Any]) -> tuple[str, Strings]:
 
 
 def _added(types: Sequence[int], ids: Mapping[str, int]) -> tuple[frozenset[int], list[int]]:
-    """Return the ids of control tokens (by their type, or by their part in the structure of a conversation), and those
-    of the other tokens that the model's author has added."""
+    """Return the ids of control tokens, and those of the other tokens that the model's author has added. A control
+    token is one by its type, or by its part in the structure of a conversation."""
     by_type = frozenset(i for i, kind in enumerate(types) if kind == _CONTROL)
     control = by_type | frozenset(ids[name] for name in _STRUCTURE if name in ids)
     return control, [i for i, kind in enumerate(types) if kind == _USER_DEFINED and i not in control]
