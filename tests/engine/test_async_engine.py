@@ -307,7 +307,7 @@ def test_resting_and_waking_follow_the_weights_tag_alone() -> None:
             peer.say(state(answers=serial))
             await asking
 
-        engine.on_rest, engine.on_wake = lambda: heard.append("rest"), lambda: heard.append("wake")
+        engine.on_sleep, engine.on_wake = lambda: heard.append("rest"), lambda: heard.append("wake")
         for step, released in enumerate([(), (KV_CACHE,), TAGS, TAGS, (WEIGHTS,), (), TAGS]):
             await told(step, *released)
 
