@@ -188,13 +188,18 @@ class AdmissionPass:
         offloaded = memory.host_copies.num_bytes > 0 and memory.host_copies.num_tokens(req.id) > 0
         if (offloaded or req.resume_after) and memory.computes_for(req):
             return None
-        if not self._num_startable:
+        assert self._num_startable is not None, "no request is tried before the group of rows is open"
+        encoded = self._being_encoded(req) if self._queues.encoding else []
+        if self._num_startable <= len(encoded):
             self._does_not_fit(req, lacks_row=True)
             return None
-        match = MISSES[MissReason.NONE] if offloaded else memory.prefixes.match(req)
-        if not offloaded and self._follows(req, match.num_tokens):
-            return None
-        report = self._admit(req, match)
+        if offloaded:
+            match = MISSES[MissReason.NONE]
+        else:
+            match = memory.prefixes.match(req)
+            if self._follows(req, match.num_tokens):
+                return None
+        report = self._admit(req, match, encoded)
         if report is None:
             if req is not self._for_pictures:
                 self._does_not_fit(req, lacks_row=self._pools.scarce is not None)
@@ -210,6 +215,14 @@ class AdmissionPass:
         for other in overtaken:
             other.overtaken += 1
         return report
+
+    def _being_encoded(self, req: Request) -> list[Request]:
+        """Return the other requests that wait while their pictures are encoded. Each keeps the row and the pages with
+        which it could have started, so that none begins again to wait for them; but not from a request for which all
+        others wait, and not if it has ended or may not start now."""
+        queues = self._queues
+        queues.encoding = {of: first for of, first in queues.encoding.items() if first in self._candidates.get(of, ())}
+        return [other for other in queues.encoding.values() if other is not req and req.overtaken < MAX_OVERTAKES]
 
     def _does_not_fit(self, req: Request, *, lacks_row: bool) -> None:
         """Pass over a request that does not fit, or let all others wait for it."""
@@ -257,14 +270,15 @@ class AdmissionPass:
                 return True
         return False
 
-    def _admit(self, req: Request, match: Match) -> CacheReport | None:
-        """Admit the request if there is room, and if its next token is no picture's that is not encoded yet; what of it
-        was cached, or None."""
+    def _admit(self, req: Request, match: Match, encoded: Sequence[Request]) -> CacheReport | None:
+        """Admit the request if there is room beside the places that `encoded` keep, and if its next token is no
+        picture's that is not encoded yet; what of it was cached, or None."""
         pools, memory, prefixes = self._pools, self._memory, self._memory.prefixes
         match, pin = prefixes.pin(req, match)
         page_size = self._config.page_size
         need, more = footprint(len(req.tokens), page_size, pin.num_pages), growth(req, self._ratio, page_size)
-        reserve = 0 if self._alone else self._promised + more
+        kept = sum(footprint(len(its.tokens), page_size) + growth(its, self._ratio, page_size) for its in encoded)
+        reserve = 0 if self._alone else self._promised + kept + more
         if (
             need + reserve > pools.available_pages
             or pools.scarce
@@ -302,7 +316,6 @@ class AdmissionPass:
         queues, pictures = self._queues, self._pools.pictures
         assert pictures is not None, f"{req} has pictures in an engine without"
         assert req.pictures is not None
-        queues.encoding = {of: first for of, first in queues.encoding.items() if first in self._candidates.get(of, ())}
         first, needed = queues.encoding.get(req.account), req.pictures.needed(start)
         is_next = first is req or (first is None and self._rows_for in (None, req))
         if not is_next and (req.pictures.awaited(start, pictures) or not has_rows(needed)):

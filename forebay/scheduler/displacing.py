@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from forebay.memory.holding import footprint
 from forebay.requests.account import Account
-from forebay.requests.request import Request
+from forebay.requests.request import Request, Status
 from forebay.scheduler.admission import growth
 from forebay.scheduler.queues import Blocked, Queues, by_rank
 
@@ -30,8 +30,13 @@ class Places:
             self._pages[req.account] = self._pages.get(req.account, 0) + pages
 
     def victim(self, blocked: Blocked) -> Request | None:
-        """The request that `blocked` displaces: the last in rank of the tenant that is furthest above its share of what
-        is missing. None where no tenant is, where the one that gains would be, and for the first in rank of any."""
+        """The request that `blocked` displaces, of the tenant that is furthest above its share of what is missing: the
+        last in rank, but of equal priority one that decodes. None if no tenant is above its share, or the one that
+        gains would be; never the first in rank of any.
+
+        A request whose prompt is under way keeps its place until it decodes. Else tenants that displace each other's
+        newest requests would compute the same prompts, and encode the same images, again and again.
+        """
         req, room = blocked.req, self._queues.room
         num_rows, num_pages = self._queues.pools.rows.size, self._queues.config.num_pages
         need = footprint(len(req.tokens), self._page_size) + growth(req, self._ratio, self._page_size)
@@ -46,5 +51,10 @@ class Places:
         }
         if not above:
             return None
-        most = max(above, key=lambda account: above[account])
-        return next(other for other in reversed(self._ranked) if other.account is most)
+        return self._last(max(above, key=lambda account: above[account]))
+
+    def _last(self, account: Account) -> Request:
+        """Return the request to displace of those of one tenant."""
+        _, *own = (req for req in self._ranked if req.account is account)
+        last = [req for req in reversed(own) if req.rank[0] == own[-1].rank[0]]
+        return next((req for req in last if req.status is Status.DECODING), last[0])

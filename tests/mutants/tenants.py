@@ -6,6 +6,7 @@ _TEST = "scheduler/test_tenants.py::test_c32_"
 _WAITS = (
     "scheduler/test_waits.py::test_c32_request_has_its_first_token_within_a_bound_beyond_what_its_tenants_share_gives"
 )
+_PICTURES = "scheduler/test_pictures.py::test_"
 _TURNS = "server/test_preparation.py::test_c32_"
 _SHARES = "memory/test_shares.py::test_c32_"
 _NODES = "memory/radix_node.py"
@@ -31,6 +32,55 @@ TENANTS = (
         "        account.service += num_taken / account.weight\n",
         "",
         f"{_TEST}tenant_with_longer_outputs_starts_fewer_requests",
+    ),
+    Mutant(
+        "C32 a row is kept for a picture that is encoded",
+        "scheduler/admission.py",
+        "if self._num_startable <= len(encoded):",
+        "if not self._num_startable:",
+        f"{_PICTURES}c32_row_freed_for_a_picture_is_kept_while_it_is_encoded",
+    ),
+    Mutant(
+        "C32 pages are kept for a picture that is encoded",
+        "scheduler/admission.py",
+        "self._promised + kept + more",
+        "self._promised + more",
+        f"{_PICTURES}c32_pages_for_a_picture_are_kept_while_it_is_encoded",
+    ),
+    Mutant(
+        "C27 no place is kept from a request that all others wait for",
+        "scheduler/admission.py",
+        "if other is not req and req.overtaken < MAX_OVERTAKES]",
+        "if other is not req]",
+        f"{_PICTURES}c27_request_that_all_others_wait_for_gets_the_row_of_a_picture_that_is_encoded",
+    ),
+    Mutant(
+        "C27 a request that ends keeps no place",
+        "scheduler/admission.py",
+        "if first in self._candidates.get(of, ())}",
+        "}",
+        f"{_PICTURES}picture_that_is_encoded_and_ends_keeps_no_row",
+    ),
+    Mutant(
+        "C27 a request overtaken often has the next rows of encodings",
+        "scheduler/admission.py",
+        "if overtaken or not req.account.is_patient(",
+        "if not req.account.is_patient(",
+        f"{_PICTURES}c27_request_overtaken_often_gets_rows_before_others_while_a_picture_is_encoded",
+    ),
+    Mutant(
+        "C32 a prompt under way keeps its place",
+        "scheduler/displacing.py",
+        "if req.status is Status.DECODING)",
+        "if True)",
+        f"{_TEST}prompt_under_way_keeps_its_place_until_it_decodes",
+    ),
+    Mutant(
+        "C32 priority goes before progress where a place is given up",
+        "scheduler/displacing.py",
+        " if req.rank[0] == own[-1].rank[0]]",
+        "]",
+        f"{_TEST}prompt_of_lower_priority_gives_its_place_before_one_that_decodes",
     ),
     Mutant(
         "C32 steps are charged beside their tokens",

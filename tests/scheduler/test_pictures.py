@@ -19,6 +19,7 @@ from forebay.requests.request import Request, Status
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan, TokenLogprob
 from forebay.requests.updates import FinishReason
+from forebay.scheduler.admission import MAX_OVERTAKES
 from forebay.scheduler.encoding import _plan_slice
 from tests.pictures import EDGE, PLACEHOLDER, SIZE, TOKENS, VOCAB, picture, picture_config, with_placeholders
 from tests.scheduler.rig import Rig
@@ -580,3 +581,99 @@ def test_picture_behind_another_prompt_waits_for_a_step_with_room_and_nobody_sta
     assert two.rows[: two.num_extends].tolist() == [shown.allocation.row, later.allocation.row]
     engine.run()
     assert {engine.finish_of(req) for req in (first, shown, later)} == {FinishReason.LENGTH}
+
+
+def test_c27_request_overtaken_often_gets_rows_before_others_while_a_picture_is_encoded() -> None:
+    """All starts do not wait for it, so that the picture that holds rows starts; but no other takes rows."""
+    engine = rig(num_blocks=3, layer_tokens=8.0, chunked_prefill_size=8, tenants=dict.fromkeys("abc", 1))
+    holds = add(engine, picture(2, 0), tenant="b", max_new=1)
+    engine.step()
+    assert (holds.status, len(holds.pictures.encodings[0].blocks)) == (Status.WAITING, 1)
+    large = add(engine, picture(1, 0, 4, 8, num_tiles=3), tenant="a", max_new=1)
+    large.overtaken = MAX_OVERTAKES
+    small = add(engine, picture(3, 0), tenant="c", max_new=1)
+    engine.run()
+    started = [admission.request_id for plan in engine.plans for admission in plan.admissions]
+    assert started == [holds.id, large.id, small.id]
+
+
+# -- a place is kept while a picture is encoded -----------------------------------------------------------------------
+
+
+def busy(tenants: str = "ab", **changes: Any) -> Rig:
+    """Two rows, and long answers of the first tenant in both; its others wait. Each step is longer than the patience.
+    A layer costs a whole step."""
+    engine = rig(
+        num_blocks=6,
+        layer_tokens=8.0,
+        chunked_prefill_size=8,
+        max_running_requests=2,
+        context_length=400,
+        num_pages=512,
+        tenants=dict.fromkeys(tenants, 1),
+        **changes,
+    )
+    for _ in range(4):
+        engine.add(4, max_new=300, tenant="a")
+    for _ in range(8):
+        engine.step()
+    return engine
+
+
+def long_steps(engine: Rig, req: Request) -> None:
+    """Step until the request runs, in steps that are longer than a tenant's patience."""
+    for _ in range(60):
+        engine.now += 1.0
+        engine.step()
+        if req.status is not Status.WAITING:
+            return
+    raise AssertionError(f"{req} has not started")
+
+
+def test_c32_row_freed_for_a_picture_is_kept_while_it_is_encoded() -> None:
+    """Else the other tenant's next request takes it, and another one has to give up its place again."""
+    engine = busy()
+    shown = add(engine, picture(1, 0, 4, 8, num_tiles=3), tenant="b")
+    long_steps(engine, shown)
+    assert sum(len(slices(plan)) for plan in engine.plans) == LAYERS, "it was not encoded over several steps"
+    assert engine.scheduler.counters["displaced"] == 1
+
+
+def test_c32_pages_for_a_picture_are_kept_while_it_is_encoded() -> None:
+    engine = rig(
+        layer_tokens=8.0, chunked_prefill_size=8, num_pages=14, schedule_conservativeness=0.01, tenants={"a": 1, "b": 1}
+    )
+    engine.add(4, max_new=20, tenant="a")
+    engine.step()
+    shown = add(engine, picture(1, 0), tenant="b")
+    engine.step()
+    other = engine.add(32, max_new=1, tenant="a")
+    engine.run()
+    started = [admission.request_id for plan in engine.plans for admission in plan.admissions]
+    assert started[1:] == [shown.id, other.id]
+
+
+def test_c27_request_that_all_others_wait_for_gets_the_row_of_a_picture_that_is_encoded() -> None:
+    engine = rig(layer_tokens=8.0, chunked_prefill_size=8, max_running_requests=1, tenants={"a": 1, "b": 1})
+    shown = add(engine, picture(1, 0, 4, 8, num_tiles=3), tenant="a")
+    engine.step()
+    text = engine.add(4, tenant="b")
+    engine.step()
+    assert [req.status for req in (shown, text)] == [Status.WAITING] * 2
+    text.overtaken = MAX_OVERTAKES
+    engine.step()
+    assert [req.status for req in (shown, text)] == [Status.WAITING, Status.DECODING]
+    engine.run()
+
+
+def test_picture_that_is_encoded_and_ends_keeps_no_row() -> None:
+    engine = rig(layer_tokens=8.0, chunked_prefill_size=8, max_running_requests=1)
+    shown = add(engine, picture(1, 0))
+    engine.step()
+    text = engine.add(4)
+    engine.step()
+    assert text.status is Status.WAITING
+    engine.abort(shown.id)
+    engine.step()
+    assert text.status is Status.DECODING
+    engine.run()

@@ -228,6 +228,41 @@ def test_c32_newcomer_under_long_outputs_starts_within_the_stated_bound(depth):
     assert all(rig.finish_of(req) is FinishReason.LENGTH for req in rig.reqs.values())
 
 
+def displaced(rig: Rig) -> Request:
+    """The request that gives its place to one of another tenant, in steps that are longer than the patience."""
+    before = [*rig.scheduler.queues.running.reqs, *rig.scheduler.queues.extending]
+    for _ in range(20):
+        rig.now += 1.0
+        rig.step()
+        if rig.scheduler.counters["displaced"]:
+            (victim,) = [req for req in before if req.status is Status.WAITING]
+            return victim
+    raise AssertionError("none was displaced")
+
+
+def test_c32_prompt_under_way_keeps_its_place_until_it_decodes():
+    """Else tenants would compute their newest prompts again and again for each other."""
+    rig = shared(max_running_requests=4, chunked_prefill_size=8)
+    reqs = flood(rig, "a", 3, max_new=300)
+    rig.step()
+    long = rig.add(300, max_new=90, tenant="a")
+    rig.step()
+    rig.add(4, tenant="b")
+    assert displaced(rig) is reqs[-1]
+    assert long.status is Status.EXTENDING
+
+
+def test_c32_prompt_of_lower_priority_gives_its_place_before_one_that_decodes():
+    rig = shared(max_running_requests=3, chunked_prefill_size=8, schedule_policy=SchedulePolicy.PRIORITY)
+    for _ in range(2):
+        rig.add(4, max_new=300, tenant="a", priority=1)
+    rig.step()
+    long = rig.add(300, max_new=90, tenant="a")
+    rig.step()
+    rig.add(4, tenant="b")
+    assert displaced(rig) is long
+
+
 def test_c32_newcomer_with_a_backlog_gets_its_share_of_the_rows_and_no_more():
     rig = shared({"a": 3, "b": 1}, max_running_requests=8, context_length=1200, num_pages=8000)
     flood(rig, "a", 16, max_new=1000)

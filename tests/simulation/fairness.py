@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
 from forebay.requests import account as accounts
@@ -90,16 +90,24 @@ class Fairness:
         return too_many and num_own_tokens + req.num_prompt > self._share(req.tenant, limit, here)
 
     def displaced(
-        self, victim: Request, by: Request, ranked: Sequence[Request], held: Mapping[str, tuple[int, int]]
+        self,
+        victim: Request,
+        by: Request,
+        ranked: Sequence[Request],
+        decoding: Collection[Request],
+        held: Mapping[str, tuple[int, int]],
     ) -> None:
-        """`victim` was one of those that ran, `ranked`, which `held` so much, and gives its place to `by`."""
+        """`victim` was one of those that ran, `ranked`, which `held` so much, and gives its place to `by`: `decoding`
+        ones do so before prompts of their priority."""
         self.num_displaced += 1
         scheduler = self._scheduler
         own = [req for req in ranked if req.tenant == victim.tenant]
         waited = scheduler.pools.steps.launched - self._started_at.get(by.tenant, 0)
         require(waited >= accounts.PATIENCE, f"{victim} is displaced after {waited} steps")
         require(victim.tenant != by.tenant, f"{by} displaces one of its own tenant")
-        require(victim is own[-1] and len(own) > 1, f"{victim} is displaced, of {own}")
+        last = [req for req in own[1:] if req.rank[0] == own[-1].rank[0]]
+        expected = [req for req in last if req in decoding] or last
+        require(victim in expected[-1:], f"{victim} is displaced, of {own}")
         require(any(held[victim.tenant][i] > self._shares(victim.tenant)[i] for i in (0, 1)), f"{victim} had its share")
         require(self._stays_within(by, held), f"{by} displaces another although its tenant has its share")
 

@@ -43,6 +43,7 @@ class Liveness:
         self._times: dict[int, _Times] = {}
         self._num_retracted = 0  # in the plan that is being made
         self.mixed_limit = NO_LIMIT  # of that plan
+        self._being_encoded: list[Request] = []  # whose pictures were encoded while they waited, before this plan
         self.fairness = Fairness(config, scheduler)
 
     # -- what happens -------------------------------------------------------------------------------------------------
@@ -88,6 +89,7 @@ class Liveness:
         for req in started:
             times = self._times[req.id]
             times.started, times.progress = True, now
+        self._being_encoded = [*scheduler.queues.encoding.values()]
         retracted, self._num_retracted = self._num_retracted, 0
         if waiting and not retracted and not self._makes_way():
             for tenant in dict.fromkeys(req.tenant for req in waiting):
@@ -167,7 +169,10 @@ class Liveness:
                 )
                 self._times[req.id].overtaken += 1
                 # What another that starts in this step took may have been the hit that brought it forward.
-                fits = starter is started[0] and self._needs_no_more(req, starter)
+                # And one that was encoded while it waited had kept its place.
+                fits = (
+                    starter is started[0] and starter not in self._being_encoded and self._needs_no_more(req, starter)
+                )
                 require(not fits, f"{starter} starts although {req} is ahead of it and needs no more")
 
     def _needs_no_more(self, req: Request, starter: Request) -> bool:
@@ -191,7 +196,8 @@ class Liveness:
     def _check_head(self, waiting: list[Request], plan: StepPlan | None, started: list[Request]) -> None:
         """Nobody waits in vain: where the first in rank has all that it could ever need, it starts."""
         scheduler, config, pools = self._scheduler, self._config, self._scheduler.pools
-        head, others = waiting[0], [*scheduler.queues.running.reqs, *scheduler.queues.extending]
+        head, encoded = waiting[0], [req for req in self._being_encoded if req is not waiting[0]]
+        others = [*scheduler.queues.running.reqs, *scheduler.queues.extending, *encoded]
         own = [req for req in scheduler.queues.waiting if req.tenant == head.tenant]
         if config.schedule_policy is SchedulePolicy.LPM and len(own) > 1:
             return  # others may be tried first
@@ -201,12 +207,13 @@ class Liveness:
             return
         if any(req.overtaken >= admission.MAX_OVERTAKES for req in (*ahead, *strangers)):
             return  # one of those may be what everybody waits for
-        if self._budget_left(plan, started) <= 0 or not pools.rows.available_size() or pools.scarce:
+        if self._budget_left(plan, started) <= 0 or pools.rows.available_size() <= len(encoded) or pools.scarce:
             return
         if head.num_retractions >= admission.MAX_RETRACTIONS and others:
             return
         need = self._pages(len(head.tokens)) + self._pages(head.max_kv_len - len(head.tokens) + 1)
         growth = sum(self._pages(req.max_kv_len - len(req.tokens) + 1) + 1 for req in others)
+        growth += sum(self._pages(len(req.tokens)) for req in encoded)
         room = pools.kv.num_free + pools.cache.num_evictable
         require(need + growth > room, f"{head} waits although it needs {need} pages, the others {growth}, of {room}")
 

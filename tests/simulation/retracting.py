@@ -12,7 +12,7 @@ from forebay.base.errors import ForebayError
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.slots import Ids
 from forebay.requests.pictures import Picture
-from forebay.requests.request import Request
+from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.scheduler.admission import MAX_RETRACTIONS
 from forebay.scheduler.grammars import Grammars
@@ -141,10 +141,11 @@ class RetractingPreemption(Preemption):
         liveness = self._scheduler.liveness
         ranked = sorted([*self._queues.running.reqs, *self._queues.extending], key=by_rank)
         held = liveness.fairness.held(ranked) if liveness else {}
+        decoding = {req for req in ranked if req.status is Status.DECODING}
         super().displace(blocked)
         for req in ranked:
             if liveness and req.held is None:
-                liveness.fairness.displaced(req, blocked.req, ranked, held)
+                liveness.fairness.displaced(req, blocked.req, ranked, decoding, held)
 
     def make_room(self) -> tuple[Ids | None, bool]:
         active, roomy = super().make_room()
