@@ -125,7 +125,8 @@ class FrameDecoder(Generic[T]):
 class Channel(Generic[T]):
     """The polling side, for the engine's loop: no call waits for the peer longer than its time-out.
 
-    Owns the socket. `union` is what it receives. Any thread may send, one receives.
+    Owns the socket. `union` is what it receives. Any thread may send, one receives. After `read_ahead` another thread
+    reads while that one is elsewhere.
     """
 
     def __init__(
@@ -139,6 +140,12 @@ class Channel(Generic[T]):
         self._sending = threading.Lock()
         self._max_unsent_bytes = max_unsent_bytes
         self._incoming = memoryview(bytearray(RECEIVE_BYTES))
+        self._reading = threading.Condition()  # guards all that follows
+        self._frames: list[T] = []  # that have arrived
+        self._num_ahead_bytes = 0  # that were read since they were taken
+        self._waits = self._ended = False  # whether the receiver waits for the socket, and whether it is closed
+        self._error: ChannelError | None = None  # behind these frames
+        self._reader: threading.Thread | None = None
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 
@@ -181,17 +188,56 @@ class Channel(Generic[T]):
         Raises ChannelClosed at end-of-file, ChannelError for bytes that are not a frame.
         """
         self.flush()
-        if timeout_s != 0 and not self._wait(timeout_s):
-            return []
+        with self._reading:
+            self._waits = timeout_s != 0 and not self._frames and self._error is None
+        readable = not self._waits or self._wait(timeout_s)
+        with self._reading:
+            self._waits = False
+            self._reading.notify()
+            if readable:
+                self._read()
+            frames, self._frames, self._num_ahead_bytes = self._frames, [], 0
+            if self._error and not frames:
+                raise self._error
+        return frames
+
+    def read_ahead(self) -> None:
+        """Read from now on in a thread of its own while no call of `receive` waits. The kernel holds about 200 kB: else
+        a request behind many others, or one with images, arrives over as many of the engine's steps as it has times
+        that."""
+        self._reader = threading.Thread(target=self._read_on, name="channel-reader", daemon=True)
+        self._reader.start()
+
+    def _read_on(self) -> None:
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        while not (self._ended or self._error):
+            poll.poll()
+            with self._reading:
+                self._reading.wait_for(lambda: self._ended or not (self._waits or self._is_far_ahead))
+                if not self._ended:
+                    self._read()
+
+    @property
+    def _is_far_ahead(self) -> bool:
+        return self._num_ahead_bytes >= MAX_FRAME_BYTES
+
+    def _read(self) -> None:
+        """Read once, without waiting. An error is kept until the frames before it were taken."""
+        if self._error:
+            return
         try:
             size = self._sock.recv_into(self._incoming)
+            if size == 0:
+                raise ChannelClosed("the peer has closed the channel")
+            self._num_ahead_bytes += size
+            self._frames += self._decoder.feed(self._incoming[:size])
         except BlockingIOError:
-            return []
+            pass
         except OSError as error:
-            raise ChannelClosed(f"the peer is gone ({error.strerror})") from error
-        if size == 0:
-            raise ChannelClosed("the peer has closed the channel")
-        return self._decoder.feed(self._incoming[:size])
+            self._error = ChannelClosed(f"the peer is gone ({error.strerror})")
+        except ChannelError as error:
+            self._error = error
 
     def _wait(self, timeout_s: float | None) -> bool:
         self._poll.modify(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
@@ -200,7 +246,18 @@ class Channel(Generic[T]):
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close, after up to `linger_s` in which unsent bytes are sent."""
-        with self._sending, self._sock, contextlib.suppress(OSError):
-            if self._unsent and linger_s:
-                self._sock.settimeout(linger_s)
-                self._sock.sendall(self._unsent)
+        with self._sending, self._sock:
+            with contextlib.suppress(OSError):
+                if self._unsent and linger_s:
+                    self._sock.settimeout(linger_s)
+                    self._sock.sendall(self._unsent)
+            if self._reader:
+                self._end_reader(self._reader)
+
+    def _end_reader(self, reader: threading.Thread) -> None:
+        with self._reading:
+            self._ended = True
+            self._reading.notify()
+        with contextlib.suppress(OSError):  # the peer may be gone
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes it: closing a socket wakes no poll
+        reader.join()

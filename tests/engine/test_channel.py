@@ -9,8 +9,10 @@ import resource
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from itertools import starmap
+from typing import Final
 
 import msgspec
 import pytest
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 from forebay.engine import channel as channel_module
 from forebay.engine.channel import (
     MAX_FRAME_BYTES,
+    RECEIVE_BYTES,
     Channel,
     ChannelClosed,
     ChannelError,
@@ -31,6 +34,7 @@ from forebay.engine.frames import AbortRequest, AddRequest, FromEngine, GetState
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, Update
+from tests.deadlines import HANGS_S, wait_until
 
 FRAMES = [
     AddRequest(request_id=1, prompt_token_ids=[1, 2, 3], params=SamplingParams(logit_bias={5: 1.5}), namespace="a"),
@@ -289,3 +293,84 @@ def test_a_peer_that_never_reads_is_taken_for_dead() -> None:
         forever(lambda: channel.send(frame))
     assert channel.num_unsent_bytes < 2 << 20
     channel.close()
+
+
+# -- reading ahead ----------------------------------------------------------------------------------------------------
+
+BLOCK: Final = 64 << 10  # bytes of a frame
+
+
+def requests(num: int) -> list[ToEngine]:
+    prompt = [1 << 20] * (BLOCK // 5)
+    return [AddRequest(request_id=i, prompt_token_ids=prompt, params=SamplingParams()) for i in range(num)]
+
+
+@pytest.fixture
+def ahead(pair: tuple[Channel[ToEngine], socket.socket]) -> Iterator[tuple[Channel[ToEngine], socket.socket]]:
+    channel, _ = pair
+    channel.read_ahead()
+    yield pair
+    channel.close()
+    assert channel._reader is not None
+    assert not channel._reader.is_alive()
+
+
+def sending(peer: socket.socket, frames: Sequence[ToEngine]) -> threading.Thread:
+    thread = threading.Thread(target=peer.sendall, args=(encoded(*frames),), daemon=True)
+    thread.start()
+    return thread
+
+
+def all_of(channel: Channel[ToEngine], num: int) -> list[ToEngine]:
+    received: list[ToEngine] = []
+    while len(received) < num:
+        received += channel.receive(HANGS_S)
+    return received
+
+
+def test_c32_channel_reads_ahead_what_arrives_during_a_step(ahead: tuple[Channel[ToEngine], socket.socket]) -> None:
+    """Else a request behind many others arrives many steps later than these were sent."""
+    channel, peer = ahead
+    sender = sending(peer, sent := requests(200))
+    sender.join(HANGS_S)
+    assert not sender.is_alive(), "nothing reads while no call of receive waits"
+    first = channel.receive(0)
+    assert len(first) > 150  # all but what is still in the kernel
+    assert first + all_of(channel, 200 - len(first)) == sent
+
+
+def test_channel_reads_ahead_no_more_than_its_bound(
+    ahead: tuple[Channel[ToEngine], socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "MAX_FRAME_BYTES", 1 << 20)
+    channel, peer = ahead
+    sender = sending(peer, sent := requests(200))
+    wait_until(lambda: bool(channel._reading._waiters) or not sender.is_alive())  # type: ignore[attr-defined]
+    assert sender.is_alive(), "all was read ahead"
+    assert channel._num_ahead_bytes < (1 << 20) + RECEIVE_BYTES
+    assert all_of(channel, len(sent)) == sent
+    sender.join(HANGS_S)
+
+
+def test_channel_that_reads_ahead_wakes_a_receiver_that_waits(ahead: tuple[Channel[ToEngine], socket.socket]) -> None:
+    channel, peer = ahead
+    encoder = FrameEncoder()
+    for frame in FRAMES:
+        sender = threading.Thread(target=peer.sendall, args=(encoder.encode(frame),))
+        sender.start()
+        assert all_of(channel, 1) == [frame]
+        sender.join()
+
+
+def test_channel_that_reads_ahead_gives_all_frames_before_the_end(
+    ahead: tuple[Channel[ToEngine], socket.socket],
+) -> None:
+    channel, peer = ahead
+    sender = sending(peer, sent := requests(50))
+    sender.join(HANGS_S)
+    peer.close()
+    wait_until(lambda: channel._error is not None)
+    assert all_of(channel, 50) == sent
+    for _ in range(2):
+        with pytest.raises(ChannelClosed):
+            forever(lambda: channel.receive(HANGS_S))

@@ -23,7 +23,7 @@ from forebay.engine.lifecycle.spawn import spawn
 from forebay.engine.stream import Stream
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update
-from tests.deadlines import HANGS_S, NEVER_S, wait_until
+from tests.deadlines import HANGS_S, NEVER_S, POLL_S, wait_until
 from tests.engine.engine_fakes import reference
 from tests.engine.fake_engine import ENTRY, script
 
@@ -99,6 +99,22 @@ def test_an_engine_started_ahead_serves_what_it_is_told_later() -> None:
         await engine.close(0.0)
         spawned.discard()
         assert not alive(spawned.child.pid)
+
+    asyncio.run(scene())
+
+
+def test_c32_requests_arrive_at_the_engine_while_a_step_computes() -> None:
+    """Else those behind a crowd of another tenant arrive many steps later than they were sent."""
+
+    async def scene() -> None:
+        engine = await started(step=NEVER_S)
+        submit(engine, [1] * 50)
+        for i in range(1, 5):
+            submit(engine, [i] * 1_000_000)  # the kernel holds less than one of them
+        async with asyncio.timeout(HANGS_S):
+            while engine._transport.get_write_buffer_size():
+                await asyncio.sleep(POLL_S)
+        await engine.close(0.0)
 
     asyncio.run(scene())
 

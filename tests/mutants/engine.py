@@ -60,6 +60,20 @@ ENGINE = (
         "engine/test_channel.py::test_an_oversized_length_is_refused_before_anything_is_allocated",
     ),
     Mutant(
+        "C33 what is read ahead of a step is bounded",
+        "engine/channel.py",
+        "self._num_ahead_bytes >= MAX_FRAME_BYTES",
+        "False",
+        "engine/test_channel.py::test_channel_reads_ahead_no_more_than_its_bound",
+    ),
+    Mutant(
+        "C27 frames before the end of the channel are given first",
+        "engine/channel.py",
+        "if self._error and not frames:",
+        "if self._error:",
+        "engine/test_channel.py::test_channel_that_reads_ahead_gives_all_frames_before_the_end",
+    ),
+    Mutant(
         "C27 a frame out of order is refused",
         "engine/channel.py",
         "size > MAX_FRAME_BYTES or sequence != self._next:",

@@ -104,6 +104,7 @@ def _run(channel: Channel[ToEngine], build: Build) -> None:
     channel.send(ready)
     loop = EngineLoop(core, channel, clock=clock, sleep_idle_s=configure.config.sleep_idle_seconds)
     loop.start_beating(clock)
+    channel.read_ahead()
     loop.run(frames[1:])
 
 
