@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 
 from forebay.config.engine_config import CacheIsolation
 from forebay.families.sampling import SamplingDefaults
+from forebay.http.workers import INLINE_CHARS
 from forebay.requests.updates import Failure, FinishReason
+from forebay.server.api import tokens
 from forebay.server.api.llama.request import LlamaCompletionRequest
 from tests.server.conftest import Running, start
 from tests.server.fake_engine import FakeEngine
@@ -229,6 +232,41 @@ def test_tokenize_piece_that_is_no_text_is_a_list_of_bytes(speaking: Running) ->
     raw = b"".join(bytes(p) if isinstance(p := entry["piece"], list) else p.encode() for entry in found)
     assert raw.decode() == "\U0001f9ff"
     assert any(isinstance(entry["piece"], list) for entry in found)
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """Of each call of a function of the routes for tokens, the name of the thread."""
+    seen, function = list[str](), getattr(tokens, name)
+
+    def called(*args: Any) -> Any:
+        seen.append(threading.current_thread().name)
+        return function(*args)
+
+    monkeypatch.setattr(tokens, name, called)
+    return seen
+
+
+@pytest.mark.parametrize("num", [1, 4 * tokens.INLINE_PIECES])
+def test_c32_tokenize_pieces_of_a_long_text_leave_the_event_loop(
+    speaking: Running, monkeypatch: pytest.MonkeyPatch, num: int
+) -> None:
+    """Else all other keys' requests wait for them."""
+    seen = recorded(monkeypatch, "_piece")
+    count = ask(speaking, "/tokenize", content="a" * num, with_pieces=True).json()["count"]
+    assert len(seen) == count
+    assert {name.startswith("JSON") for name in seen} == {count > tokens.INLINE_PIECES} == {num > 1}
+
+
+@pytest.mark.parametrize("num", [9, 2 * INLINE_CHARS])
+def test_c32_detokenize_of_many_tokens_leaves_the_event_loop(
+    speaking: Running, monkeypatch: pytest.MonkeyPatch, num: int
+) -> None:
+    seen = recorded(monkeypatch, "check_token_ids")
+    assert ask(speaking, "/detokenize", tokens=[5] * num).json()["content"]
+    with speaking.client() as client:
+        refused = client.post("/detokenize", json={"tokens": [5] * num + [1 << 29]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
+    assert [name.startswith("text") for name in seen] == [num > INLINE_CHARS] * 2
 
 
 def test_props_return_defaults_and_template(speaking: Running) -> None:

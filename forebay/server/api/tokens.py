@@ -15,8 +15,10 @@ from forebay.server.api.core.images import chat_ids
 from forebay.server.api.core.prompts import encode
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import DetokenizeRequest, TokenizeRequest
+from forebay.text.tokenizer import Tokenizer
 
 SPECIAL: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
+INLINE_PIECES: Final = 1 << 10  # so many take about a millisecond
 
 
 class Piece(msgspec.Struct, kw_only=True):
@@ -63,12 +65,17 @@ async def tokenize(request: Request, server: ServerContext) -> Response:
         ids = await encode(server, body.text, body.plain)
     else:
         ids = await chat_ids(server, context, body.messages or [], body)
-    tokens: Any = [_piece(server, token) for token in ids] if body.with_pieces else ids
-    return json_response(Tokens(tokens=tokens, count=len(ids), max_model_len=server.engine.info.context_length))
+
+    def answer() -> Response:
+        tokens: Any = [_piece(server.tokenizer, token) for token in ids] if body.with_pieces else ids
+        return json_response(Tokens(tokens=tokens, count=len(ids), max_model_len=server.engine.info.context_length))
+
+    large = body.with_pieces and len(ids) > INLINE_PIECES
+    return await server.json_workers.run(server.client, answer) if large else answer()
 
 
-def _piece(server: ServerContext, token: int) -> Piece:
-    raw = server.tokenizer.whole_table.in_text(token)
+def _piece(tokenizer: Tokenizer, token: int) -> Piece:
+    raw = tokenizer.whole_table.in_text(token)
     try:
         return Piece(id=token, piece=raw.decode())
     except UnicodeDecodeError:
@@ -94,13 +101,13 @@ async def detokenize(request: Request, server: ServerContext) -> Response:
     """`{"tokens"}` -> the text as `prompt`, and as `content` for llama-server's clients."""
     body = await read_body(request, server, DetokenizeRequest)
     server.check_model(RequestContext.of(request.scope), body.model)
-    info = server.engine.info
-    check_token_ids("tokens", body.tokens, info.vocab_size)
-    skip, size = body.skip_special_tokens, len(body.tokens)
-    text = await server.workers.run(
-        server.client, server.tokenizer.decode, body.tokens, size=size, skip_special_tokens=skip
-    )
-    return json_response(Detokenized(prompt=text, content=text))
+
+    def answer() -> Response:
+        check_token_ids("tokens", body.tokens, server.engine.info.vocab_size)
+        text = server.tokenizer.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
+        return json_response(Detokenized(prompt=text, content=text))
+
+    return await server.workers.run(server.client, answer, size=len(body.tokens))
 
 
 ROUTES: Final[tuple[Route[ServerContext], ...]] = (
