@@ -40,6 +40,7 @@ from tests.mutants.sparse import SPARSE
 from tests.mutants.speculation import SPECULATION
 from tests.mutants.tenants import TENANTS
 from tests.mutants.transfer import TRANSFER
+from tests.mutants.verify import VERIFY
 
 MUTANTS: tuple[Mutant, ...] = (
     *MEMORY,
@@ -57,6 +58,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *GRAMMAR,
     *GPU,
     *POOLING,
+    *VERIFY,
     *COMPRESSED,
     *SPARSE,
     *HISPARSE,

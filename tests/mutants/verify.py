@@ -1,0 +1,50 @@
+"""Rules of the comparison of a running server's answers."""
+
+from tests.mutants.mutant import Mutant
+
+_TEST = "verify/test_remote.py"
+
+VERIFY = (
+    Mutant(
+        "C19 a comparison that shows nothing is no proof",
+        "cli/verify_url.py",
+        "    return EXIT_TOO_FEW if shown < at_least else 0\n",
+        "    return 0\n",
+        f"{_TEST}::test_budget_that_is_spent_leaves_the_rest_out_and_shows_nothing",
+    ),
+    Mutant(
+        "C19 a failed request is no equal answer",
+        "cli/verify_url.py",
+        "(Verdict.DIFFERENT, Verdict.FAILED)",
+        "(Verdict.DIFFERENT,)",
+        f"{_TEST}::test_failure_in_a_circumstance_is_its_outcome_and_the_others_are_asked",
+    ),
+    Mutant(
+        "C19 answers from the prefix cache count as shown only if tokens were cached",
+        "verify/remote/circumstances.py",
+        'were cached" if found.cached_tokens else ""',
+        'were cached"',
+        f"{_TEST}::test_cache_that_nothing_reports_is_not_shown",
+    ),
+    Mutant(
+        "C19 a request that differs when repeated is compared no further",
+        "verify/remote/run.py",
+        "            self._leave_out(session.findings)\n",
+        "            pass\n",
+        f"{_TEST}::test_requests_that_differ_when_repeated_are_named_and_asked_no_further",
+    ),
+    Mutant(
+        "C19 the smallest batch that changes an answer is named",
+        "verify/remote/run.py",
+        "from {min(sizes)} request",
+        "from {max(sizes)} request",
+        f"{_TEST}::test_fault_of_a_server_is_found_and_named",
+    ),
+    Mutant(
+        "C19 compared requests have a salt each",
+        "verify/remote/server.py",
+        '            body["cache_salt"] = uuid.uuid4().hex\n',
+        '            body["cache_salt"] = "salt"\n',
+        f"{_TEST}::test_requests_are_salted_where_the_server_has_salts_unless_the_cache_is_compared",
+    ),
+)
