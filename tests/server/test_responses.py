@@ -201,7 +201,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tools.1.parameters",
         "type must be",
     ),
-    ({"truncation": "auto"}, "truncation", "not supported"),
+    ({"truncation": "middle"}, "truncation", "'auto' or 'disabled'"),
     ({"max_output_tokens": 9000}, "max_output_tokens", "lower max_output_tokens"),
     ({"tools": [{"type": "web_search"}, *TOOLS, *TOOLS]}, "tools", "two tools"),
 ]
@@ -245,3 +245,42 @@ def test_the_async_client_streams_many_at_once(model: Callable[[str], Model]) ->
             return await asyncio.gather(*(ask(api) for _ in range(8)))
 
     assert asyncio.run(many()) == [["message", "function_call"]] * 8
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_truncation_drops_the_oldest_items_and_no_more_than_it_must(
+    launch: Callable[..., Running], calls: bool
+) -> None:
+    server = launch(lambda: FakeEngine(context_length=600))
+    said: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "First."}]
+    for number in range(20):
+        said.append({"role": "assistant", "content": f"Answer {number}."})
+        if calls:
+            said.append({"type": "function_call", "call_id": f"c{number}", "name": "f", "arguments": "{}"})
+            said.append({"type": "function_call_output", "call_id": f"c{number}", "output": "x" * 20})
+        else:
+            said.append({"role": "user", "content": f"Question {number}."})
+    asked = {"input": said, "max_output_tokens": 50}
+    with server.client() as http:
+        refused = http.post("/v1/responses", json=asked)
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+        counted = http.post("/v1/responses/input_tokens", json={"input": said, "truncation": "auto"}).json()
+        answer = http.post("/v1/responses", json={**asked, "truncation": "auto"})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["truncation"] == "auto"
+    prompt = server.tokenizer.decode(server.engine.submitted[-1].prompt, skip_special_tokens=False)
+    assert 400 < len(server.engine.submitted[-1].prompt) <= 550
+    assert 400 < counted["input_tokens"] <= 600
+    assert "Be brief." in prompt
+    assert ("First." in prompt) == calls, "the only question stays"
+    assert "Answer 19." in prompt
+    assert "Answer 0." not in prompt
+
+
+def test_truncation_of_what_fits_or_never_can_changes_nothing(launch: Callable[..., Running]) -> None:
+    server = launch(lambda: FakeEngine(context_length=600))
+    with server.client() as http:
+        fits = http.post("/v1/responses", json={"input": "x" * 100, "truncation": "auto", "max_output_tokens": 5})
+        assert fits.status_code == 200
+        too_long = http.post("/v1/responses", json={"input": "x" * 900, "truncation": "auto"})
+    assert too_long.json()["error"]["code"] == "context_length_exceeded"

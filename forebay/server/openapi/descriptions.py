@@ -306,6 +306,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "total_tokens": "Prompt and answer together.",
     "transport": "How it went: `shm`, `tcp`, or another.",
     "triggers": "Texts behind which a structure must follow.",
+    "truncation": "`auto` leaves the oldest items of an input out that does not fit the context.",
     "type": "Which kind this is.",
     "url": "`data:image/...;base64,...`, or a URL at a host that the server may fetch from.",
     "usage": "What was counted.",

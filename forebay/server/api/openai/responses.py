@@ -20,6 +20,7 @@ from forebay.server.api.openai.compaction import (
     CompactionDialect,
     compacted_beyond,
     conversation,
+    expanded,
     for_summary,
     is_triggered,
     sealing,
@@ -27,6 +28,7 @@ from forebay.server.api.openai.compaction import (
 from forebay.server.api.openai.responses_dialect import ModelResponse, ResponsesDialect
 from forebay.server.api.openai.responses_items import written
 from forebay.server.api.openai.responses_request import InputTokensRequest, ResponsesRequest
+from forebay.server.api.openai.truncation import truncated
 from forebay.server.context import RequestContext, ServerContext, read_body
 
 
@@ -58,6 +60,8 @@ async def responses(request: Request, server: ServerContext) -> Response:
             return await serve_chat(server, context, for_summary(chat), summing, cut_to_room=True)
     with renamed(body.renamings):
         chat, first = await compacted_beyond(server, context, body, chat, items)
+        if not first:
+            chat = await truncated(server, context, body, chat, expanded(server.seals, context.tenant, items))
     dialect = ResponsesDialect(
         fields=fields,
         first=first,
@@ -67,7 +71,8 @@ async def responses(request: Request, server: ServerContext) -> Response:
         keep=keep,
     )
     with renamed(body.renamings):
-        return await serve_chat(server, context, chat, dialect, num_top=body.num_top)
+        cut = body.truncation == "auto"
+        return await serve_chat(server, context, chat, dialect, num_top=body.num_top, cut_to_room=cut)
 
 
 def _keep(
@@ -81,8 +86,9 @@ async def input_tokens(request: Request, server: ServerContext) -> Response:
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, InputTokensRequest)
     server.check_model(context, body.model)
-    chat, _ = conversation(server, context, body)
+    chat, items = conversation(server, context, body)
     with renamed(body.renamings):
+        chat = await truncated(server, context, body, chat, expanded(server.seals, context.tenant, items))
         check_answerable(chat, server.model.answers)
         with naming("messages"):
             token_ids = await chat_ids(server, context, chat.messages, chat)

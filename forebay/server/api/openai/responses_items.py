@@ -244,6 +244,10 @@ Item: TypeAlias = Annotated[
 ]
 
 
+CALLS: Final = (FunctionCallItem, TextCallItem)
+OUTPUTS: Final = (FunctionOutputItem, TextOutputItem)
+
+
 def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[str, Any]]:
     """Convert items to messages. Consecutive items of the model are one message: thinking, text, calls. System texts at
     the beginning are one."""

@@ -75,7 +75,6 @@ class ContextManagement(Strict):
 class InputTokensRequest(WithVariables):
     """The fields of a request that become a prompt."""
 
-    ignored = neutral("input_tokens")
     model: Annotated[str, StringConstraints(max_length=512)] | None = None
     input: Annotated[
         Annotated[Text, Tag(branch("text"))]
@@ -94,6 +93,7 @@ class InputTokensRequest(WithVariables):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     previous_response_id: Label | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     conversation: Any = None
     _chat: ChatRequest = PrivateAttr()
 
@@ -268,6 +268,6 @@ class ResponsesRequest(Choosing, Bootstrap, InputTokensRequest):
             ],
             "top_logprobs": self.top_logprobs or 0,
             "top_p": self.chosen.get("top_p"),
-            "truncation": "disabled",
+            "truncation": self.truncation or "disabled",
             "user": self.user,
         }

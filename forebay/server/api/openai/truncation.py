@@ -1,0 +1,59 @@
+"""`truncation: auto` of /v1/responses: a conversation that does not fit the context loses its oldest items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forebay.base.errors import RequestError
+from forebay.server.api.core.images import chat_ids
+from forebay.server.api.core.prompts import check_answerable
+from forebay.server.api.openai.responses_items import CALLS, OUTPUTS, Item, MessageItem
+from forebay.server.api.openai.responses_request import InputTokensRequest
+from forebay.server.context import RequestContext, ServerContext
+from forebay.server.protocol.requests import ChatRequest
+
+
+async def truncated(
+    server: ServerContext, context: RequestContext, body: InputTokensRequest, chat: ChatRequest, items: Sequence[Item]
+) -> ChatRequest:
+    """Return the chat of the most items from the end whose prompt leaves room for the answer; `chat` itself if it fits,
+    if the body asks for no truncation, or if not even the last item fits."""
+    if body.truncation != "auto":
+        return chat
+    check_answerable(chat, server.model.answers)
+    length = server.engine.info.context_length
+    room = length - min(chat.wanted or length // 8, length // 2)
+
+    async def fits(candidate: ChatRequest) -> bool:
+        try:
+            return len(await chat_ids(server, context, candidate.messages, candidate)) <= room
+        except RequestError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            return False
+
+    if await fits(chat):
+        return chat
+    fewest, most = 1, len(items)  # items that are dropped; none but the last one is kept if `most` is reached
+    while fewest < most:
+        middle = (fewest + most) // 2
+        if await fits(body.chat_of(without(items, middle))):
+            most = middle
+        else:
+            fewest = middle + 1
+    return body.chat_of(without(items, fewest)) if fewest < len(items) else chat
+
+
+def without(items: Sequence[Item], num_dropped: int) -> list[Item]:
+    """Return the items without the first ones, of which messages of the system stay, and the user's last one if no
+    other is left. Results whose calls are dropped are dropped with them."""
+    asked = [place for place, item in enumerate(items) if isinstance(item, MessageItem) and item.role == "user"]
+    stays = {asked[-1]} if asked and asked[-1] < num_dropped else set()
+    dropped = {item.call_id for item in items[:num_dropped] if isinstance(item, CALLS)}
+    kept: list[Item] = []
+    for place, item in enumerate(items):
+        is_system = isinstance(item, MessageItem) and item.role in ("system", "developer")
+        is_orphan = isinstance(item, OUTPUTS) and item.call_id in dropped
+        if place in stays or is_system or (place >= num_dropped and not is_orphan):
+            kept.append(item)
+    return kept
