@@ -34,6 +34,7 @@ _OWN: Final[Mapping[str, Handler[Router]]] = {
     "/abort_request": abort_request,
     f"{RESPONSES}/{{response_id}}": information.stored,  # a server of one role says that it stores none
     f"{RESPONSES}/{{response_id}}/input_items": information.stored,
+    f"{RESPONSES}/{{response_id}}/cancel": information.stored,
     "/v1/models": information.models,
     "/v1/models/{model_id:path}": information.model,
     "/health": information.health,

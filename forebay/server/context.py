@@ -25,6 +25,7 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.server.admin.metrics import Metrics
 from forebay.server.admin.prefix_tree import Trees
 from forebay.server.api.core.answered import Answered
+from forebay.server.api.openai.background import Background
 from forebay.server.api.openai.response_store import ResponseStore
 from forebay.server.api.openai.seals import Seals
 from forebay.server.grammars import GrammarWorkers
@@ -70,6 +71,7 @@ class ServerContext:
     trees: Trees = field(default_factory=Trees)
     answered: Answered = field(default_factory=Answered)
     seals: Seals = field(default_factory=Seals)
+    background: Background = field(default_factory=Background)
 
     def endpoint(self, handler: Handler[ServerContext]) -> Callable[[Request], Awaitable[Response]]:
         """Bind a route's handler to this context, with the client of each request."""

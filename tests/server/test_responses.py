@@ -186,7 +186,9 @@ def test_what_must_be_said_is_enforced_as_in_a_chat(model: Callable[[str], Model
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"store": True}, "store", "set store=false"),
-    ({"background": True}, "background", "while its client waits"),
+    ({"background": True}, "background", "stores no responses"),
+    ({"background": True, "stream": True}, "stream", "leave stream out"),
+    ({"background": True, "store": False}, "store", "leave store out"),
     ({"previous_response_id": "resp_1"}, "previous_response_id", "send the whole conversation"),
     ({"conversation": "c"}, "conversation", "send all as input"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type", "item_reference"),

@@ -166,3 +166,72 @@ def test_input_items_of_a_stored_response_come_page_by_page(launch: Callable[...
         for wrong in ({"limit": 0}, {"limit": 101}, {"after": "x"}):
             with pytest.raises(openai.BadRequestError):
                 api.responses.input_items.list(kept.id, **wrong)
+
+
+def until(api: openai.OpenAI, name: str, status: str) -> Any:
+    """Poll a response until it has a status, as its client does."""
+    while True:
+        found = api.responses.retrieve(name)
+        if found.status == status:
+            return found
+        assert found.status == "in_progress"
+
+
+def test_background_response_goes_on_without_its_client(launch: Callable[..., Running]) -> None:
+    server = launch(responses_store_bytes=1 << 20)
+    server.call(setattr, server.engine, "hold", True)
+    with connect(server) as api:
+        begun = api.responses.create(model="tiny", input="How is it?", background=True, max_output_tokens=4)
+        assert (begun.status, begun.background, begun.output) == ("in_progress", True, [])
+        server.until(lambda: len(server.engine.running) == 1)
+        assert api.responses.retrieve(begun.id).to_dict() == begun.to_dict()
+        with pytest.raises(openai.BadRequestError, match="is being made"):
+            api.responses.create(model="tiny", input="And now?", previous_response_id=begun.id)
+    server.call(setattr, server.engine, "hold", False)
+    with connect(server) as api:
+        done = until(api, begun.id, "incomplete")
+        assert (done.id, done.usage.output_tokens) == (begun.id, 4)
+        following = api.responses.create(
+            model="tiny", input="And now?", previous_response_id=begun.id, max_output_tokens=4
+        )
+        assert following.previous_response_id == begun.id
+    spelled = prompt(server)
+    assert spelled.index("How is it?") < spelled.index(done.output_text) < spelled.index("And now?")
+    assert server.call(lambda: server.engine.running) == {}
+
+
+def test_background_response_is_cancelled_by_its_key_alone(launch: Callable[..., Running]) -> None:
+    server = launch(responses_store_bytes=1 << 20, api_keys=("one", "two"))
+    server.call(setattr, server.engine, "hold", True)
+    with connect(server, "one") as api, connect(server, "two") as other:
+        begun = api.responses.create(model="tiny", input="x", background=True)
+        server.until(lambda: len(server.engine.running) == 1)
+        with pytest.raises(openai.NotFoundError):
+            other.responses.cancel(begun.id)
+        assert api.responses.cancel(begun.id).status == "cancelled"
+        assert server.call(lambda: len(server.engine.running)) == 0
+        assert api.responses.cancel(begun.id).status == "cancelled", "a second time"
+        again = api.responses.create(model="tiny", input="x", background=True)
+        server.until(lambda: len(server.engine.running) == 1)
+        api.responses.delete(again.id)
+        server.until(lambda: not server.engine.running)
+        with pytest.raises(openai.NotFoundError):
+            api.responses.retrieve(again.id)
+        server.call(setattr, server.engine, "hold", False)
+        whole = api.responses.create(model="tiny", input="x", max_output_tokens=2)
+        with pytest.raises(openai.BadRequestError, match="not made in the background"):
+            api.responses.cancel(whole.id)
+
+
+def test_background_response_that_fails_says_so_and_one_too_many_is_refused(launch: Callable[..., Running]) -> None:
+    server = launch(lambda: FakeEngine(max_running=1, max_queued=0), responses_store_bytes=1 << 20)
+    server.call(setattr, server.engine, "hold", True)
+    with connect(server) as api:
+        begun = api.responses.create(model="tiny", input="x", background=True)
+        server.until(lambda: len(server.engine.running) == 1)
+        with pytest.raises(openai.RateLimitError):
+            api.responses.create(model="tiny", input="x", background=True)
+        server.call(server.engine.die)
+        failed = until(api, begun.id, "failed")
+    assert failed.error is not None
+    assert failed.error.code == "engine_dead"

@@ -45,7 +45,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "end_tokens": "The tokens that end an answer, each with where it is named.",
     "answers": "How the model spells calls of tools and thinking.",
     "arguments": "The call's arguments: a JSON object in a string.",
-    "background": "Only false: answers are not made in the background.",
+    "background": "The response is stored, made without its client, and asked for by its id.",
     "bad_words": "Texts that may not come.",
     "begin": "What opens the structure.",
     "best_of": "Only the value of `n`.",

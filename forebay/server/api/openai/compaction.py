@@ -189,6 +189,9 @@ def conversation(
     chat = body.chat
     if body.previous_response_id is not None:
         stored = server.responses.get(context.tenant, body.previous_response_id, param="previous_response_id")
+        if msgspec.json.decode(stored.response).get("status") == "in_progress":
+            what = "previous_response_id names a response that is being made: wait until its status is another one"
+            raise InvalidRequest(what, code="response_in_progress", param="previous_response_id")
         items[:0] = read(msgspec.json.decode(stored.items))
     if any(isinstance(item, CompactionItem) for item in items) or len(items) > len(body.items):
         chat = body.chat_of(expanded(server.seals, context.tenant, items))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, TypedDict
 
@@ -11,6 +13,7 @@ from starlette.responses import Response
 
 from forebay.http.answers import json_response
 from forebay.http.errors import RESPONSES
+from forebay.http.preparation import Client
 from forebay.http.route import EVENTS, Access, Forward, Route
 from forebay.server.api.core.images import chat_ids
 from forebay.server.api.core.prompts import check_answerable, naming
@@ -25,11 +28,12 @@ from forebay.server.api.openai.compaction import (
     is_triggered,
     sealing,
 )
-from forebay.server.api.openai.responses_dialect import ModelResponse, ResponsesDialect
-from forebay.server.api.openai.responses_items import written
+from forebay.server.api.openai.responses_dialect import ModelResponse, ResponsesDialect, response_of
+from forebay.server.api.openai.responses_items import Item, written
 from forebay.server.api.openai.responses_request import InputTokensRequest, ResponsesRequest
 from forebay.server.api.openai.truncation import truncated
 from forebay.server.context import RequestContext, ServerContext, read_body
+from forebay.server.protocol.requests import ChatRequest
 
 
 class ResponseInputTokens(TypedDict):
@@ -40,20 +44,47 @@ class ResponseInputTokens(TypedDict):
 
 
 async def responses(request: Request, server: ServerContext) -> Response:
-    """Answer a request of OpenAI's Responses API, whole or as a stream of events. If the server stores responses, it
-    stores this one unless `store` is false."""
+    """Answer a request of OpenAI's Responses API, whole, as a stream of events or in the background. If the server
+    stores responses, it stores this one unless `store` is false."""
     context = RequestContext.of(request.scope)
     body = await read_body(request, server, ResponsesRequest)
     server.check_model(context, body.model)
-    if body.store:
-        server.responses.check_is_on("store")
+    if body.store or body.background:
+        server.responses.check_is_on("store" if body.store else "background")
     stores = server.responses.is_on and body.store is not False
-    keep = None
     chat, items = conversation(server, context, body)
-    if stores:
-        keep = partial(_keep, server, context, written(items))  # as long as they have their images
     own = {"object": "response", "created_at": int(time.time()), "model": context.model}
     fields = {"id": f"resp_{context.request_id}", **own, **body.echo(stored=stores)}
+    keep = partial(_keep, server, context, written(items)) if stores else None  # as long as they have their images
+    answer = partial(_answer, body=body, chat=chat, items=items, fields=fields, keep=keep)
+    if not body.background or keep is None:
+        return await answer(server, context)
+
+    def ended(status: str, error: dict[str, Any] | None) -> None:
+        keep(response_of(fields, status, error=error))
+
+    begun = response_of(fields, "in_progress")
+    with server.lifecycle.admit(context.tenant.name, 1):
+        pass  # what admission would refuse is refused now
+
+    def run(client: Client) -> Awaitable[Response]:
+        return answer(replace(server, client=client), replace(context, client=client, headers=[]))
+
+    server.background.start(context.tenant, fields["id"], run, context.arrived_at, ended)
+    keep(begun)  # the task has not run yet
+    return json_response(begun)
+
+
+async def _answer(
+    server: ServerContext,
+    context: RequestContext,
+    *,
+    body: ResponsesRequest,
+    chat: ChatRequest,
+    items: Sequence[Item],
+    fields: dict[str, Any],
+    keep: Callable[[dict[str, Any]], None] | None,
+) -> Response:
     if is_triggered(body.items):
         summing = CompactionDialect(fields=fields, seal=sealing(server.seals, context.tenant), keep=keep)
         with renamed(body.renamings):

@@ -61,11 +61,11 @@ class ModelResponse(TypedDict):
     object: Literal["response"]
     created_at: int
     model: str
-    status: Literal["completed", "incomplete"]
-    error: None
+    status: Literal["completed", "incomplete", "in_progress", "failed", "cancelled"]
+    error: dict[str, str] | None
     incomplete_details: dict[str, str] | None
     output: list[ResponseItem]
-    usage: ResponseUsage
+    usage: ResponseUsage | None
     metadata: dict[str, str]
     store: bool
     previous_response_id: str | None
@@ -277,8 +277,7 @@ class ResponsesDialect(ItemsDialect):
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), event)
 
     def _response(self, status: str, **more: Any) -> dict[str, Any]:
-        changing = {"error": None, "incomplete_details": None, "usage": None, "output": self._written}
-        return {**self.fields, "status": status, **changing, **more}
+        return response_of(self.fields, status, **{"output": self._written, **more})
 
     def _ended(self, generation: Generation, choice: Choice) -> dict[str, Any]:
         if choice.finish != "length":
@@ -291,6 +290,11 @@ class ResponsesDialect(ItemsDialect):
         if self.keep is not None:
             self.keep(ended)
         return ended
+
+
+def response_of(fields: Mapping[str, Any], status: str, **more: Any) -> dict[str, Any]:
+    """Return a response with these fields; without `more`, one that has no output yet."""
+    return {**fields, "status": status, "error": None, "incomplete_details": None, "usage": None, "output": [], **more}
 
 
 def _usage(generation: Generation) -> ResponseUsage:

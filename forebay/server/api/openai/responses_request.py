@@ -213,10 +213,11 @@ class ResponsesRequest(Choosing, Bootstrap, InputTokensRequest):
     max_tool_calls: Annotated[int, Field(ge=1, le=I32)] | None = None
 
     @model_validator(mode="after")
-    def _waits(self) -> Self:
-        if self.background:
-            what = "background is not supported, an answer is made while its client waits: leave it out"
-            raise refusal(UNSUPPORTED_FIELD, "background", what)
+    def _waits_or_is_stored(self) -> Self:
+        if self.background and (self.stream or self.store is False):
+            name = "stream" if self.stream else "store"
+            what = "a response in the background is stored, and asked for with GET /v1/responses/ID"
+            raise refusal(INVALID_COMBINATION, name, f"{what}: leave {name} out")
         return self
 
     @model_validator(mode="after")
@@ -247,7 +248,7 @@ class ResponsesRequest(Choosing, Bootstrap, InputTokensRequest):
         ignored = {"ignored": ", ".join(self.left_out)[:512]} if self.left_out else {}
         choice = self.tool_choice
         return {
-            "background": False,
+            "background": bool(self.background),
             "instructions": None,
             "max_output_tokens": self.max_output_tokens,
             "max_tool_calls": self.max_tool_calls,

@@ -48,6 +48,19 @@ async def stored_response(request: Request, server: ServerContext) -> Response:
     return Response(stored.response, media_type=JSON)
 
 
+async def cancel_response(request: Request, server: ServerContext) -> Response:
+    """End a response of the caller's API key that is made in the background, and return it. One that has ended is
+    returned as it is; an unknown id is answered with 404."""
+    tenant, response_id = RequestContext.of(request.scope).tenant, request.path_params["response_id"]
+    stored = server.responses.get(tenant, response_id)
+    if not msgspec.json.decode(stored.response).get("background"):
+        what = "this response was not made in the background, and has ended: only others can be cancelled"
+        raise InvalidRequest(what, code="not_in_background", param="response_id")
+    if await server.background.cancel(tenant, response_id):
+        stored = server.responses.get(tenant, response_id)
+    return Response(stored.response, media_type=JSON)
+
+
 async def input_items(request: Request, server: ServerContext) -> Response:
     """Return the items that led to a stored response of the caller's API key, the last one first unless `order` is
     `asc`. An unknown id is answered with 404."""
@@ -84,6 +97,7 @@ def _page(items: list[dict[str, Any]], query: Mapping[str, str]) -> InputItems:
 async def delete_response(request: Request, server: ServerContext) -> Response:
     """Delete a stored response of the caller's API key; an unknown id is answered with 404."""
     tenant, response_id = RequestContext.of(request.scope).tenant, request.path_params["response_id"]
+    await server.background.cancel(tenant, response_id)
     server.responses.delete(tenant, response_id)
     return json_response(DeletedResponse(id=response_id, object="response", deleted=True))
 
@@ -104,6 +118,15 @@ ROUTES: Final[tuple[Route[ServerContext], ...]] = (
         input_items,
         answer=InputItems,
         text="The items that led to a stored response: `limit`, `order` and `after` choose a page.",
+        access=Access.USER,
+        forward=Forward.OWN,
+    ),
+    Route(
+        "POST",
+        f"{_PATH}/cancel",
+        cancel_response,
+        answer=ModelResponse,
+        text="End a response that is made in the background.",
         access=Access.USER,
         forward=Forward.OWN,
     ),

@@ -47,13 +47,12 @@ async def truncated(
 def without(items: Sequence[Item], num_dropped: int) -> list[Item]:
     """Return the items without the first ones, of which messages of the system stay, and the user's last one if no
     other is left. Results whose calls are dropped are dropped with them."""
-    asked = [place for place, item in enumerate(items) if isinstance(item, MessageItem) and item.role == "user"]
-    stays = {asked[-1]} if asked and asked[-1] < num_dropped else set()
-    dropped = {item.call_id for item in items[:num_dropped] if isinstance(item, CALLS)}
-    kept: list[Item] = []
-    for place, item in enumerate(items):
-        is_system = isinstance(item, MessageItem) and item.role in ("system", "developer")
-        is_orphan = isinstance(item, OUTPUTS) and item.call_id in dropped
-        if place in stays or is_system or (place >= num_dropped and not is_orphan):
-            kept.append(item)
-    return kept
+    first, rest = items[:num_dropped], items[num_dropped:]
+    asked = [place for place, item in enumerate(items) if _is_of(item, "user")][-1:]
+    kept = [item for place, item in enumerate(first) if place in asked or _is_of(item, "system", "developer")]
+    dropped = {item.call_id for item in first if isinstance(item, CALLS)}
+    return kept + [item for item in rest if not (isinstance(item, OUTPUTS) and item.call_id in dropped)]
+
+
+def _is_of(item: Item, *roles: str) -> bool:
+    return isinstance(item, MessageItem) and item.role in roles
