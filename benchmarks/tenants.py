@@ -5,11 +5,12 @@
 Of a server with a model like SmolVLM-256M with random weights. The first key keeps the requests in flight: of 16 words
 with answers of 256 tokens, of 1,500 tokens each, with `n` = 8, or each with an image of 16 million pixels. The second
 key sends requests of 16 words and of an image of 32 x 32 pixels, one after the other; no image is sent twice. For each
-load: the median and the longest time to the first token, and the processor time that all the server's processes took
-meanwhile; then the codes of the first key's answers.
+load: the median and the longest time to the first token, and the processor time meanwhile, of the engine and of all the
+server's processes; then the codes of the first key's answers.
 
-The second key owns half of the machine, so a request gets what it needs in twice the processor time that it takes
-alone. `beyond`: the processor time until the first token less that, which is to be 2 s at most.
+The second key owns half of the engine, so a request gets what it needs in twice the processor time that it takes
+alone. `beyond`: the engine's processor time until the first token less that, which is to be 2 s at most. Of the other
+processes, those that decode images run beside the engine, on other cores.
 """
 
 from __future__ import annotations
@@ -86,13 +87,16 @@ async def send(origin: Origin, ask: Ask) -> tuple[str, float]:
     return str(connection.status), (times or [time.monotonic()])[0] - begin
 
 
-def cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> tuple[float, float]:
+    """Return the processor time of the engine, and of all processes."""
     first = psutil.Process(pid)
-    total = 0.0
+    engine = total = 0.0
     for each in (first, *first.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
-            total += sum(each.cpu_times()[:2])
-    return total
+            seconds = sum(each.cpu_times()[:2])
+            total += seconds
+            engine += seconds if "forebay.engine.loop.process" in each.cmdline() else 0.0
+    return engine, total
 
 
 async def keep(origin: Origin, ask: Ask, codes: Counter[str]) -> None:
@@ -107,22 +111,23 @@ async def keep(origin: Origin, ask: Ask, codes: Counter[str]) -> None:
 
 
 async def probe(pid: int, origin: Origin, name: str, num: int, alone: Mapping[str, float]) -> dict[str, float]:
-    """Send each kind of request `num` times, and print the figures. `alone` and the result: the median processor time
-    of each kind."""
+    """Send each kind of request `num` times, and print the figures. `alone` and the result: the engine's median
+    processor time for each kind."""
     medians: dict[str, float] = {}
     for what, ask in PROBES.items():
         found = []
         for _ in range(num):
             before = cpu_s(pid)
             code, seconds = await send(origin, ask)
-            found.append((seconds, cpu_s(pid) - before, code))
-        waits, costs = [wait for wait, _, _ in found], [cost for _, cost, _ in found]
+            engine, total = (after - then for after, then in zip(cpu_s(pid), before, strict=True))
+            found.append((seconds, engine, total, code))
+        waits, costs, totals, codes = zip(*found, strict=True)
         medians[what] = median(costs)
         share = 2 * alone.get(what, medians[what] / 2)
         print(
             f"{name:<10} {what:<9} first token p50 {median(waits):.2f} s  most {max(waits):.2f} s  "
-            f"processor p50 {median(costs):.2f} s  most {max(costs):.2f} s  beyond its share "
-            f"{max(0.0, max(costs) - share):.2f} s  {dict(Counter(code for *_, code in found))}",
+            f"engine p50 {median(costs):.2f} s  most {max(costs):.2f} s  beyond {max(0.0, max(costs) - share):.2f} s  "
+            f"all p50 {median(totals):.2f} s  most {max(totals):.2f} s  {dict(Counter(codes))}",
             flush=True,
         )
     return medians
