@@ -108,7 +108,7 @@ async def measure_loads(arguments: argparse.Namespace, folder: Path) -> None:
     slots = {"enable_lora": True, "max_loras": 1, "max_lora_rank": arguments.rank}
     flags: dict[str, Any] = {"context_length": 512, "max_running_requests": 1, "speculative_algorithm": "off"}
     async with AsyncEngine.start(arguments.model, **flags, **slots) as engine:
-        layers = needs_of(open_checkpoint(Path(engine._process.config.model_path)).config, adapters=AdapterSlots())
+        layers = needs_of(open_checkpoint(Path(engine.link.process.config.model_path)).config, adapters=AdapterSlots())
         path = make(folder / "adapter", dict(layers.adaptable), arguments.rank, seed=0)
         size = (path / "adapter_model.safetensors").stat().st_size
         gaps: dict[bool, list[list[float]]] = {False: [], True: []}

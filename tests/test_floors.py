@@ -48,6 +48,8 @@ HOST_ENGINE_FILES = (
     "launch",
     "async_engine",
     "link",
+    "mailboxes",
+    "questions",
     "stream",
     "sizing",
     "embedding",

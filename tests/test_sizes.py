@@ -57,7 +57,6 @@ COMPLEX_FUNCTIONS: dict[str, int] = {
     "text/answers/probes.py:find_formats": 22,
 }
 LARGE_OBJECTS: dict[str, int] = {
-    "engine/client/async_engine.py:AsyncEngine": 47,
     "memory/kinds/kind.py:Kind": 36,
     "memory/kinds/resident/residents.py:Residents": 43,
     "memory/kinds/ring/rings.py:Rings": 37,
@@ -78,8 +77,6 @@ LARGE_OBJECTS: dict[str, int] = {
 }
 CHAINS: set[str] = {
     "cluster/replica.py:Replica",
-    "engine/client/link.py:EngineLink",
-    "engine/client/texts.py:TextEngine",
     "memory/kinds/state/cached_states.py:CachedStates",
     "ops/accept.py:AcceptOps",
     "ops/native_adapters.py:NativeAdapters",

@@ -42,7 +42,7 @@ class Ingress:
         setup_logging(config.server.log_level, process="server")
         engine, tokenizer, model = await connect(config, configure(spawn(), config.engine))
         context = create_context(config.server, model, engine, tokenizer)
-        engine.on_sleep, engine.on_wake = tokenizer.release_memory, tokenizer.wake
+        engine.link.on_sleep, engine.link.on_wake = tokenizer.release_memory, tokenizer.wake
 
         async def close() -> None:
             context.lifecycle.draining = True

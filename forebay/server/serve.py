@@ -28,10 +28,10 @@ async def serve(
     """As `listen`. Owns the engine, whose model may still be loading; requests get 503 until it is there."""
     config = fit_file_limit(config)
     context = create_context(config, model, engine, tokenizer)
-    engine.on_sleep, engine.on_wake = tokenizer.release_memory, tokenizer.wake
+    engine.link.on_sleep, engine.link.on_wake = tokenizer.release_memory, tokenizer.wake
     try:
         app, lifecycle = create_app(context), context.lifecycle
-        await listen(config, app, lifecycle, engine, sock=sock, inherited=inherited, on_ready=on_ready, stop=stop)
+        await listen(config, app, lifecycle, engine.link, sock=sock, inherited=inherited, on_ready=on_ready, stop=stop)
     finally:
         context.json_workers.close()
         context.workers.close()

@@ -322,7 +322,7 @@ def _given_up(engines: Engines, count: Counter[str]) -> str:
 
 
 def _released(engines: Engines, count: Counter[str]) -> str:
-    state = engines.engine.last_state
+    state = engines.engine.link.last_state
     if state is None or not state.memory.last_wake_s:
         return ""
     given = human_bytes(sum(state.memory.num_bytes.values()))

@@ -162,7 +162,7 @@ async def test_d2_c28_any_two_features_go_together(server: Running, seed: int) -
         assert same == choices, row
         if usage and more:
             assert more["completion_tokens"] == usage["completion_tokens"]
-    server.until(lambda: server.engine.num_requests == 0)
+    server.until(lambda: server.engine.link.num_requests == 0)
 
 
 HI = {"role": "user", "content": "hi"}

@@ -82,7 +82,7 @@ async def test_replica_starts_as_forebay_serve_does_and_closes_all(monkeypatch: 
     events: list[Any] = []
 
     class Engine:
-        on_sleep = on_wake = None
+        link = SimpleNamespace(on_sleep=None, on_wake=None)
 
         async def ready(self) -> None:
             events.append("ready")
@@ -138,7 +138,7 @@ async def test_replica_starts_as_forebay_serve_does_and_closes_all(monkeypatch: 
         "ready",
         ("app", context),
     ]
-    assert (engine.on_sleep, engine.on_wake) == ("release", "wake")
+    assert (engine.link.on_sleep, engine.link.on_wake) == ("release", "wake")
     assert await status_of(built, "/health") == 200
     await replica.check_health()
 

@@ -50,7 +50,7 @@ def test_a_request_reaches_the_engine_and_its_tokens_come_back_in_order() -> Non
         updates = await collect(stream)
         assert [token for update in updates for token in update.token_ids] == [1, 2, 3]
         assert [update.finish for update in updates if update.finish] == [FinishReason.LENGTH]
-        assert engine.num_requests == 0
+        assert engine.link.num_requests == 0
 
     play(scene)
 
@@ -110,7 +110,7 @@ def test_the_engines_death_reaches_a_receiver_as_its_last_update() -> None:
         stream, taker = submit(engine), Taker()
         stream.deliver(taker)
         peer.die()
-        await engine.died()
+        await engine.link.died()
         (last,) = taker.taken
         assert last.failure is not None
         assert last.failure.code == "engine_dead"
@@ -189,7 +189,7 @@ def test_the_engines_death_ends_every_stream_once_with_a_typed_error(words: bool
             submit(engine)
         assert refused.value.code == "engine_dead"
         expected = "the cause" if words else f"the engine process {describe_exit(-9)}"
-        assert (await engine.died()).message == expected
+        assert (await engine.link.died()).message == expected
 
     play(scene, peer=ScriptedEngine(exit_code=-9))
 
@@ -199,7 +199,7 @@ def test_what_is_no_frame_counts_as_the_engines_death() -> None:
         stream = submit(engine)
         peer.say(GetState())
         assert (await collect(stream))[-1].failure is not None
-        assert (await engine.died()).code == "channel_error"
+        assert (await engine.link.died()).code == "channel_error"
 
     play(scene)
 
@@ -271,7 +271,7 @@ def test_dropping_a_stream_aborts_its_request() -> None:
 
 
 async def engine_idle(engine: AsyncEngine) -> None:
-    while engine.num_requests:
+    while engine.link.num_requests:
         await asyncio.sleep(0)
 
 
@@ -284,7 +284,7 @@ def test_answers_find_their_questions_among_unasked_states() -> None:
         peer.say(state(step=3, answers=(await peer.heard(GetState)).serial))
         peer.say(state(step=2, answers=serial))
         assert ((await flush).step, (await look).step) == (2, 3)
-        assert engine.last_state is not None
+        assert engine.link.last_state is not None
 
     play(scene)
 
@@ -307,7 +307,7 @@ def test_resting_and_waking_follow_the_weights_tag_alone() -> None:
             peer.say(state(answers=serial))
             await asking
 
-        engine.on_sleep, engine.on_wake = lambda: heard.append("rest"), lambda: heard.append("wake")
+        engine.link.on_sleep, engine.link.on_wake = lambda: heard.append("rest"), lambda: heard.append("wake")
         for step, released in enumerate([(), (KV_CACHE,), TAGS, TAGS, (WEIGHTS,), (), TAGS]):
             await told(step, *released)
 

@@ -277,7 +277,7 @@ def test_an_engine_in_its_own_process_gives_the_same_tokens_and_texts_piece_by_p
             with pytest.raises(RequestTooLarge):
                 await heard(engine.generate([5] * 5000))
             async with asyncio.timeout(HANGS_S):
-                while engine.num_requests:  # the engine has heard of both
+                while engine.link.num_requests:  # the engine has heard of both
                     await asyncio.sleep(0.01)
 
     asyncio.run(scene())

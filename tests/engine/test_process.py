@@ -157,17 +157,17 @@ def test_a_killed_engine_fails_every_stream_and_leaves_nothing_behind(
     async def scene() -> None:
         engine = await started(step=step)
         streams = await reach(engine)
-        os.kill(engine.pid, signal.SIGKILL)
+        os.kill(engine.link.pid, signal.SIGKILL)
         async with asyncio.timeout(HANGS_S):
             ends = [(await collect(stream))[-1] for stream in streams]
-            cause = await engine.died()
+            cause = await engine.link.died()
         assert {end.failure.code for end in ends if end.failure} <= {"engine_dead"}
         assert all(end.finish is FinishReason.ERROR for end in ends)
         assert "SIGKILL" in cause.message
         with pytest.raises(Unavailable):
             submit(engine, [1])
         await engine.close(0.0)
-        assert not alive(engine.pid)
+        assert not alive(engine.link.pid)
 
     asyncio.run(scene())
     before = num_fds()
@@ -180,7 +180,7 @@ def test_an_engine_killed_while_loading_fails_the_start() -> None:
         engine = await started(load=NEVER_S, ready=False)
         waiting = asyncio.ensure_future(engine.ready())
         await asyncio.sleep(0)
-        os.kill(engine.pid, signal.SIGKILL)
+        os.kill(engine.link.pid, signal.SIGKILL)
         async with asyncio.timeout(HANGS_S):
             with pytest.raises(EngineError, match="SIGKILL"):
                 await waiting
@@ -252,10 +252,10 @@ def test_an_engine_in_a_long_step_is_heard_and_says_so() -> None:
         engine = await started(step=3600.0)
         stream = submit(engine, [1, 2])
         async with asyncio.timeout(HANGS_S):
-            while engine.last_beat is None or engine.last_beat.turn_age_s == 0:
+            while engine.link.last_beat is None or engine.link.last_beat.turn_age_s == 0:
                 await asyncio.sleep(0.01)
         # No step has shown yet what one takes.
-        assert engine.last_beat.step_limit_s == script().scheduling.stall_timeout_s
+        assert engine.link.last_beat.step_limit_s == script().scheduling.stall_timeout_s
         await engine.close(0.0)
         assert (await collect(stream))[-1].finish is FinishReason.ERROR
 
@@ -274,7 +274,7 @@ def test_signals_that_end_processes_do_not_kill_the_engine_under_its_server() ->
         await anext(stream)
         for engine in (loading, serving):
             for number in ENDING:
-                os.kill(engine.pid, number)
+                os.kill(engine.link.pid, number)
         assert (await collect(stream))[-1].finish is FinishReason.LENGTH
         await loading.ready()
         await asyncio.gather(loading.close(0.0), serving.close(0.0))
@@ -291,7 +291,7 @@ def test_closing_during_a_long_step_or_a_load_does_not_wait_for_it() -> None:
         (end,) = await collect(stream)
         assert end.failure is not None
         assert end.failure.code == "shutting_down"
-        assert not alive(loading.pid)
+        assert not alive(loading.link.pid)
         assert not alive(stuck.pid)
 
     asyncio.run(scene())
@@ -302,12 +302,12 @@ def test_twenty_starts_and_ends_leave_no_descriptor_and_no_process() -> None:
     async def cycle(kill: bool) -> int:
         engine = await started(ready=not kill)
         if kill:
-            os.kill(engine.pid, signal.SIGKILL)
+            os.kill(engine.link.pid, signal.SIGKILL)
         else:
             (*_, last) = await collect(submit(engine, [1, 2], 3))
             assert last.finish is FinishReason.LENGTH
         await engine.close(0.0)
-        return engine.pid
+        return engine.link.pid
 
     async def cycles(n: int) -> list[int]:
         return list(await asyncio.gather(*(cycle(kill=i % 2 == 0) for i in range(n))))
@@ -359,7 +359,7 @@ def test_a_fault_at_any_point_ends_every_request_typed_and_wedges_nothing(
             assert codes <= {code}
             assert codes or not (code == "engine_dead" or point.startswith("engine.add"))
         if code == "engine_dead":
-            await asyncio.wait_for(engine.died(), HANGS_S)
+            await asyncio.wait_for(engine.link.died(), HANGS_S)
         else:
             updates = await collect(submit(engine, [5, 6], 10))
             assert [token for update in updates for token in update.token_ids] == reference([5, 6], 10)
@@ -393,7 +393,7 @@ def test_the_engine_sees_neither_our_settings_nor_our_keys(monkeypatch: pytest.M
 
     async def scene() -> None:
         engine = await started()
-        seen = [Path(f"/proc/{engine.pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
+        seen = [Path(f"/proc/{engine.link.pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
         assert not any(b"canary-key" in text for text in seen)
         await engine.close(0.0)
 

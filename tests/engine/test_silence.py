@@ -33,11 +33,11 @@ def test_an_engine_is_not_asked_for_a_sign_of_life(watched: FakeTime) -> None:
             watched.passes(1.0)
         await some_turns()
         assert peer.channel.receive(0) == []
-        assert engine.last_tick_age_s == pytest.approx(CONFIG.scheduling.stall_timeout_s - 1)
+        assert engine.link.last_tick_age_s == pytest.approx(CONFIG.scheduling.stall_timeout_s - 1)
         peer.say(beat())
-        while engine.last_beat is None:
+        while engine.link.last_beat is None:
             await asyncio.sleep(0)
-        assert engine.last_tick_age_s == 0
+        assert engine.link.last_tick_age_s == 0
 
     play(scene, time=watched)
 
@@ -48,7 +48,7 @@ def test_an_engine_that_is_silent_for_too_long_is_given_up(watched: FakeTime) ->
         for _ in range(int(CONFIG.scheduling.stall_timeout_s) + 1):
             watched.passes(1.0)
         assert (await collect(stream))[-1].finish is FinishReason.ERROR
-        assert (await engine.died()).code == "engine_stalled"
+        assert (await engine.link.died()).code == "engine_stalled"
 
     play(scene, time=watched)
 
@@ -58,10 +58,10 @@ def test_an_engine_whose_thread_speaks_while_its_loop_hangs_is_given_up_as_well(
         stream = submit(engine)
         peer.say(beat(turn_age_s=CONFIG.scheduling.stall_timeout_s - 1))
         await some_turns()
-        assert engine.dead is None
+        assert engine.link.dead is None
         peer.say(beat(turn_age_s=CONFIG.scheduling.stall_timeout_s + 1))
         assert (await collect(stream))[-1].finish is FinishReason.ERROR
-        assert "at one step for 61.0 s" in (await engine.died()).message
+        assert "at one step for 61.0 s" in (await engine.link.died()).message
 
     play(scene, time=watched)
 
@@ -73,8 +73,8 @@ def test_time_in_which_nobody_ran_is_no_silence(watched: FakeTime) -> None:
         stream = submit(engine)
         watched.stands_still_for(3600.0)
         await some_turns()
-        assert engine.dead is None
-        assert engine.last_tick_age_s <= MOST_S
+        assert engine.link.dead is None
+        assert engine.link.last_tick_age_s <= MOST_S
         peer.say(tokens(stream.request_id, 1, finish=FinishReason.STOP))
         assert (await collect(stream))[-1].finish is FinishReason.STOP
 

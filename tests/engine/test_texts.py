@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import Unavailable
-from forebay.engine.client.texts import TextEngine
+from forebay.engine.client.texts import TextStreams
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update
 from forebay.text.tokenizer import Tokenizer
@@ -34,26 +34,19 @@ class Said:
         return next(self._updates)
 
 
-class Saying(TextEngine):
-    """An engine that says the same, whatever it is asked."""
-
-    connect = ready = close = info = add_end_tokens = None  # type: ignore[assignment]
-
-    def __init__(self, tokenizer: Tokenizer, updates: list[Update]) -> None:
-        self._tokenizer, self._updates = tokenizer, updates
-
-    def submit(self, **_: Any) -> Any:
-        return Said(self._updates)
-
-
 @pytest.mark.parametrize("told", [[], [5, 6]])
 def test_streamed_output_never_mixes_tokens_of_two_weight_versions(checkpoint: Tiny, told: list[int]) -> None:
     begun = [Update(1, told)] if told else []
     anew = [Update(1, [7], restarted=True), Update(1, [8], finish=FinishReason.LENGTH)]
-    engine, heard = Saying(Tokenizer.from_path(checkpoint.path), [*begun, *anew]), list[int]()
+    tokenizer, heard = Tokenizer.from_path(checkpoint.path), list[int]()
+
+    def submit(**_: Any) -> Any:
+        return Said([*begun, *anew])
+
+    texts = TextStreams(tokenizer, SamplingParams(), submit)
 
     async def hear() -> None:
-        async for delta in engine.generate("hello", SamplingParams()):
+        async for delta in texts.generate("hello", None, ""):
             heard.extend(delta.token_ids)
 
     if told:

@@ -14,7 +14,7 @@ import pytest
 from forebay.base.loop_clock import LoopClock
 from forebay.engine.channel import ChannelError, FrameDecoder, FrameEncoder
 from forebay.engine.client.async_engine import AsyncEngine
-from forebay.engine.client.link import _Protocol
+from forebay.engine.client.link import EngineLink, _Protocol
 from forebay.engine.frames import (
     AbortRequest,
     AddEndTokens,
@@ -238,17 +238,17 @@ async def test_d7_news_of_any_kind_leave_the_servers_side_whole(seed: int, caplo
     def check(case: list[bytes]) -> None:
         process = ScriptedEngine()
         process.die()
-        engine = AsyncEngine(process, clock)  # type: ignore[arg-type]
-        engine._transport = Deaf()  # type: ignore[assignment]
-        protocol = _Protocol(engine)
+        link = EngineLink(process, clock)  # type: ignore[arg-type]
+        link._transport = Deaf()  # type: ignore[assignment]
+        engine, protocol = AsyncEngine(link), _Protocol(link)
         protocol.data_received(stream_of([READY]))
         streams = [engine.submit(prompt_token_ids=[1], params=PARAMS) for _ in range(2)]
         for part in case[1:]:
-            if not engine._transport.aborted:  # type: ignore[attr-defined]
+            if not link._transport.aborted:  # type: ignore[attr-defined]
                 protocol.data_received(part)
         ends = [stream._mailbox.closed for stream in streams]
-        assert engine.dead is None or all(ends)
-        engine._died_of(Failure("EngineError", "over", "the test is over"))
+        assert link.dead is None or all(ends)
+        link._died_of(Failure("EngineError", "over", "the test is over"))
         assert all(stream._mailbox.closed for stream in streams)
         process.stop(0)
 

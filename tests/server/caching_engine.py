@@ -33,6 +33,7 @@ class CachingEngine:
         self.last_state: State | None = None
         self.last_tick_age_s = 0.0
         self.is_ready = True
+        self.link = self
         self._ids = itertools.count(1)
         self._mailboxes: dict[int, Mailbox] = {}
         self._stepper: asyncio.Task[None] | None = None

@@ -149,6 +149,7 @@ class FakeEngine:
         self.last_beat: Beat | None = None
         self.last_tick_age_s = 0.0
         self.is_ready = True
+        self.link = self
         self.running: dict[int, FakeStream] = {}
         self.submitted: list[FakeStream] = []
         self.namespaces: list[str] = []

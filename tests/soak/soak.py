@@ -210,8 +210,8 @@ class Soak:
         scheduler, runner = core.scheduler, core._runner
         assert isinstance(runner, SoakedRunner)
         found = {
-            "mailboxes": engine._mailboxes,
-            "questions": engine._answers,
+            "mailboxes": engine.link.mailboxes,
+            "questions": engine.link._questions,
             "requests": scheduler.requests,
             "waiting": list(scheduler.queues.waiting),
             "in flight": list(core._in_flight),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
 from collections.abc import Callable
 from typing import Any, Final, Self, cast
 
@@ -11,44 +11,33 @@ from forebay.base.errors import EngineError, Unavailable, from_code
 from forebay.base.log import event, get_logger
 from forebay.base.loop_clock import LoopClock
 from forebay.engine.channel import MAX_FRAME_BYTES, ChannelError, FrameDecoder
+from forebay.engine.client.mailboxes import Mailboxes
+from forebay.engine.client.questions import Question, Questions
 from forebay.engine.frames import (
     WEIGHTS,
     AbortRequest,
     Beat,
-    CheckTransfers,
     Dead,
-    FlushCache,
     FromEngine,
-    GetState,
-    GetTree,
-    LoadAdapter,
     Ready,
-    Release,
-    Resume,
+    Shutdown,
     State,
     ToEngine,
     TreePart,
-    UnloadAdapter,
     Updates,
-    UpdateWeights,
 )
 from forebay.engine.lifecycle.launch import EngineProcess, describe_exit
-from forebay.engine.stream import Mailbox, failed
 from forebay.requests.updates import Failure
 
 WATCH_INTERVAL_S: Final = 1.0
 EXIT_GRACE_S: Final = 2.0
 
-Question = (
-    GetState | GetTree | FlushCache | Release | Resume | UpdateWeights | LoadAdapter | UnloadAdapter | CheckTransfers
-)
-
 log = get_logger("engine.client")
 
 
 class EngineLink:
-    """The connection to one engine process. Belongs to the event loop that it was made in; `AsyncEngine` adds the
-    requests to the engine."""
+    """The connection to one engine process, which belongs to the event loop that it was made in: its frames, its
+    health and its end. `mailboxes` are the streams of its requests."""
 
     def __init__(self, process: EngineProcess, clock: LoopClock) -> None:
         self.dead: Failure | None = None  # the root cause, once the engine has died or was closed
@@ -57,17 +46,14 @@ class EngineLink:
         # When the engine has given its weights back, and while it takes them again: of what is needed here with them.
         self.on_sleep: Callable[[], None] = lambda: None
         self.on_wake: Callable[[], None] = lambda: None
-        self._process = process
+        self.process = process
         self._loop = asyncio.get_running_loop()
         self._decoder: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
         self._ready: asyncio.Future[Ready] = self._loop.create_future()
         self._died: asyncio.Event = asyncio.Event()
-        self._drained: asyncio.Event = asyncio.Event()
         self._lost: asyncio.Event = asyncio.Event()  # the socket is closed
-        self._mailboxes: dict[int, Mailbox] = {}
-        self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._ids = itertools.count(1)
-        self._serials = itertools.count(1)
+        self.mailboxes = Mailboxes(self.abort)
+        self._questions = Questions(self.send)
         self._closing = False
         self._clock = clock
         self._heard_at = self._clock()
@@ -85,11 +71,15 @@ class EngineLink:
         return engine
 
     @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
     def info(self) -> Ready:
         """The engine's description of itself when it was ready; raises Unavailable (code `starting`) before."""
         if self._ready.done() and self._ready.exception() is None:
             return self._ready.result()
-        raise self._unavailable()
+        raise self.unavailable()
 
     @property
     def is_ready(self) -> bool:
@@ -103,7 +93,7 @@ class EngineLink:
     @property
     def num_requests(self) -> int:
         """Requests submitted and not ended."""
-        return len(self._mailboxes)
+        return len(self.mailboxes)
 
     @property
     def last_tick_age_s(self) -> float:
@@ -120,25 +110,34 @@ class EngineLink:
         await self._died.wait()
         return cast(Failure, self.dead)
 
-    def _abort(self, request_id: int) -> None:
-        if self.dead is None and request_id in self._mailboxes:
-            self._send(AbortRequest(request_id=request_id))
+    def abort(self, request_id: int) -> None:
+        """Ask the engine to end a request that has not ended."""
+        if self.dead is None and request_id in self.mailboxes:
+            self.send(AbortRequest(request_id=request_id))
 
-    def _send(self, frame: ToEngine) -> None:
-        data = self._process.encoder.encode(frame)
-        if not self._lost.is_set():  # else the streams are about to be told
+    def send(self, frame: ToEngine) -> None:
+        """Send a frame; nothing once the socket is closed. Raises FrameTooLarge."""
+        data = self.process.encoder.encode(frame)
+        if not self._lost.is_set():  # else the streams are about to end
             self._transport.write(data)
 
-    async def _answer_to(self, question: type[Question], **what: Any) -> Any:
+    @property
+    def is_full(self) -> bool:
+        """Whether the engine has yet to read so many bytes that no request should be added."""
+        return self._transport.get_write_buffer_size() > MAX_FRAME_BYTES
+
+    async def ask(self, question: type[Question], **what: Any) -> State:
+        """Return the state that answers a question. Raises the error of a question that the engine refused."""
+        state: State = await self.answer_to(question, **what)
+        if state.refused is not None:
+            raise from_code(state.refused.kind, state.refused.message, state.refused.code)
+        return state
+
+    async def answer_to(self, question: type[Question], **what: Any) -> Any:
+        """Return the frame that answers a question. Raises Unavailable without a ready engine."""
         if self.dead is not None or not self._ready.done():
-            raise self._unavailable()
-        serial = next(self._serials)
-        self._answers[serial] = self._loop.create_future()
-        try:
-            self._send(question(serial=serial, **what))
-            return await self._answers[serial]
-        finally:
-            del self._answers[serial]
+            raise self.unavailable()
+        return await self._questions.ask(question, **what)
 
     def _watch(self) -> None:
         """An engine that hangs for as long as no request may go without a token will not enforce that limit itself."""
@@ -152,7 +151,7 @@ class EngineLink:
             self._transport.abort()
 
     def _hang(self) -> str | None:
-        limit = self._process.config.scheduling.stall_timeout_s
+        limit = self.process.config.scheduling.stall_timeout_s
         turn_age_s = self.last_beat.turn_age_s if self.last_beat else 0.0
         if self._ready.done() and self.last_tick_age_s > limit:
             return (
@@ -163,7 +162,8 @@ class EngineLink:
             return f"the engine has been at one step for {turn_age_s:.1f} s; the limit is {limit:g} s (--stall-timeout)"
         return None
 
-    def _unavailable(self) -> Unavailable:
+    def unavailable(self) -> Unavailable:
+        """Return the error of a request that is not taken: why the engine does not serve."""
         if self.dead is not None:
             return Unavailable("the engine is not running any more", code="engine_dead")
         if self._closing:
@@ -175,12 +175,12 @@ class EngineLink:
         for frame in self._decoder.feed(data):
             match frame:
                 case Updates():
-                    self._deliver(frame)
+                    self.mailboxes.deliver(frame)
                 case State():
                     self._note(frame)
-                    self._answer(frame)
+                    self._questions.answer(frame)
                 case TreePart():
-                    self._answer(frame)
+                    self._questions.answer(frame)
                 case Beat():
                     self.last_beat = frame
                 case Ready():
@@ -195,35 +195,6 @@ class EngineLink:
         if self._rests and not rested:
             self.on_sleep()
 
-    def _answer(self, frame: State | TreePart) -> None:
-        answer = self._answers.get(frame.answers)
-        if answer is not None and not answer.done():
-            answer.set_result(frame)
-
-    def _deliver(self, frame: Updates) -> None:
-        mailboxes = self._mailboxes
-        for request_id, token_ids in frame.tokens():
-            mailbox = mailboxes.get(request_id)
-            # None: cut before, its abort is on the way.
-            if mailbox is not None and not mailbox.put_tokens(token_ids):
-                self._cut(request_id)
-        for update in frame.updates:
-            mailbox = mailboxes.get(update.request_id)
-            if mailbox is None:
-                continue
-            if not mailbox.put(update):
-                self._cut(update.request_id)
-            elif mailbox.closed:
-                del mailboxes[update.request_id]
-        if not mailboxes:
-            self._drained.set()
-
-    def _cut(self, request_id: int) -> None:
-        """Abort a request whose mailbox was full, which has ended the stream."""
-        log.warning(event("slow_consumer_cut", id=request_id))
-        self._abort(request_id)
-        del self._mailboxes[request_id]
-
     def _on_eof(self) -> None:
         """The kernel closes a dead process's socket just before it can be reaped, hence a task that waits for it."""
         self._lost.set()
@@ -233,7 +204,7 @@ class EngineLink:
     async def _bury(self) -> None:
         if self.dead is not None:
             return
-        code = await asyncio.to_thread(self._process.stop, EXIT_GRACE_S)
+        code = await asyncio.to_thread(self.process.stop, EXIT_GRACE_S)
         self._died_of(Failure.of(EngineError(f"the engine process {describe_exit(code)}", code="engine_dead")))
 
     def _died_of(self, failure: Failure) -> None:
@@ -242,19 +213,33 @@ class EngineLink:
             self._end(failure, Unavailable("the engine died while it worked on this request", code="engine_dead"))
 
     def _end(self, failure: Failure, reason: Unavailable) -> None:
-        """Nothing will come any more: end every stream, answer every question."""
+        """End every stream and answer every question: no frame will come any more."""
         self.dead = failure
-        for request_id, mailbox in self._mailboxes.items():
-            mailbox.put(failed(request_id, reason))
-        self._mailboxes.clear()
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(self._unavailable())
+        self.mailboxes.fail(reason)
+        self._questions.fail(self.unavailable)
         if not self._ready.done():
             self._ready.set_exception(from_code(failure.kind, failure.message, failure.code))
             self._ready.exception()  # nobody may be waiting for it
-        self._drained.set()
         self._died.set()
+
+    async def close(self, drain_s: float) -> None:
+        """Refuse new requests, give the running ones `drain_s`, fail the rest (`shutting_down`), end and reap the
+        engine. Idempotent; returns within `drain_s` and about two seconds. One that still loads is killed: there is
+        nothing to lose."""
+        grace_s = EXIT_GRACE_S if self._ready.done() else 0.0
+        self._closing = True
+        if self.mailboxes and self.dead is None:
+            await self.mailboxes.drain(drain_s)
+        if self.dead is None:
+            self.send(Shutdown())
+            reason = "the server is shutting down and the request did not end in the time it had left"
+            over = Failure.of(Unavailable("the engine was closed", code="shutting_down"))
+            self._end(over, Unavailable(reason, code="shutting_down"))
+        self._transport.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._lost.wait(), grace_s)
+        self._transport.abort()
+        await asyncio.to_thread(self.process.stop, grace_s)
 
 
 class _Protocol(asyncio.Protocol):

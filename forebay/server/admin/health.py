@@ -18,13 +18,13 @@ TICK_LIMIT_S: Final = 5.0
 def _sickness(server: ServerContext) -> tuple[str, str] | None:
     """Why no work is done although there should be, as (reason code, text); None for a healthy engine."""
     engine = server.engine
-    if engine.dead is not None:
-        return "engine_dead", engine.dead.message
+    if engine.link.dead is not None:
+        return "engine_dead", engine.link.dead.message
     if server.loaded_info is None:
         return "starting", "the model is still loading"
-    if engine.last_tick_age_s > TICK_LIMIT_S:
-        return "engine_stalled", f"the engine was last heard of {engine.last_tick_age_s:.1f} s ago"
-    beat = engine.last_beat
+    if engine.link.last_tick_age_s > TICK_LIMIT_S:
+        return "engine_stalled", f"the engine was last heard of {engine.link.last_tick_age_s:.1f} s ago"
+    beat = engine.link.last_beat
     if beat is not None and beat.step_age_s > beat.step_limit_s:
         age, limit = beat.step_age_s, beat.step_limit_s
         return "step_stalled", f"no step has completed for {age:.1f} s; one like this is expected within {limit:.1f} s"
@@ -46,7 +46,7 @@ async def health(request: Request, server: ServerContext) -> Response:
 
 def _phase_without_service(server: ServerContext) -> str | None:
     """Return the engine's phase by its last update if it does not serve; None if it does."""
-    state = server.engine.last_state
+    state = server.engine.link.last_state
     return None if state is None or state.memory.phase == "serving" else state.memory.phase
 
 

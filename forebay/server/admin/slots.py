@@ -57,7 +57,7 @@ class Slot(TypedDict):
 async def props(request: Request, server: ServerContext) -> Response:
     """Describe the server as llama-server's /props does."""
     info, tokenizer = server.engine.info, server.tokenizer
-    template, state = tokenizer.chat_template, server.engine.last_state
+    template, state = tokenizer.chat_template, server.engine.link.last_state
     return json_response(
         Props(
             default_generation_settings=DefaultSettings(n_ctx=info.context_length, params=settings_of(server.sampling)),

@@ -63,7 +63,7 @@ async def current_state(server: ServerContext) -> State | None:
     try:
         return await asyncio.wait_for(server.engine.state(), STATE_TIMEOUT_S)
     except (ForebayError, TimeoutError):
-        return server.engine.last_state
+        return server.engine.link.last_state
 
 
 async def state_for(request: Request, server: ServerContext) -> State | None:
