@@ -292,7 +292,7 @@ def test_closing_during_a_long_step_or_a_load_does_not_wait_for_it() -> None:
         assert end.failure is not None
         assert end.failure.code == "shutting_down"
         assert not alive(loading.link.pid)
-        assert not alive(stuck.pid)
+        assert not alive(stuck.link.pid)
 
     asyncio.run(scene())
 

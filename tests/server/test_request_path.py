@@ -12,7 +12,7 @@ from scripts.trace_request import CHAT, TracedThreads, trace_chat
 
 # Requests are read around offers of an upgrade (17), and take turns at the work before admission (20, decision 64). The
 # engine's client is composed of a link, mailboxes and questions (10).
-MOST_FUNCTIONS, MOST_FILES = 231, 40
+MOST_FUNCTIONS, MOST_FILES = 231, 41
 ONCE = (
     "SamplingParams.check",
     "SamplingParams.check_values",
