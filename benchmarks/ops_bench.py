@@ -23,8 +23,8 @@ from forebay.backends import make_ops
 from forebay.formats.quantize import quantize_rows
 from forebay.formats.quantized import StoredCodes, stored_codes
 from forebay.ops import LinearWeight, Ops
-from forebay.ops.attention import KvCache, PagedKv
-from forebay.ops.recurrence import Scan, StateBatch
+from forebay.ops.reference.attention import KvCache, PagedKv
+from forebay.ops.reference.recurrence import Scan, StateBatch
 
 HIDDEN, INTERMEDIATE, LAYERS, VOCAB = 576, 1536, 30, 49152
 Q_HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 9, 3, 64, 16

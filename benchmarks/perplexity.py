@@ -36,8 +36,8 @@ from forebay.layers.context import ForwardContext
 from forebay.layers.states import States
 from forebay.models import Model
 from forebay.ops import Ops
-from forebay.ops.attention import PagedKv
-from forebay.ops.recurrence import StateBatch
+from forebay.ops.reference.attention import PagedKv
+from forebay.ops.reference.recurrence import StateBatch
 from forebay.pools.cache_pool import CachePool
 from forebay.text.tokenizer import Tokenizer
 

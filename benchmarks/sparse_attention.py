@@ -39,7 +39,7 @@ from forebay.memory.kinds.resident.declaration import hot_row_bytes
 from forebay.memory.kinds.resident.residents import RESIDENT
 from forebay.models.random_weights import write_random_weights
 from forebay.ops import Ops
-from forebay.ops.attention import PagedKv
+from forebay.ops.reference.attention import PagedKv
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import cache_sizes
 from forebay.pools.regions import Regions, Tag

@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.ops_bench import random
 from forebay.backends import make_ops
 from forebay.ops import Ops
-from forebay.ops.recurrence import Convolution, Scan, StateBatch
+from forebay.ops.reference.recurrence import Convolution, Scan, StateBatch
 
 TAPS = 4
 Run = Callable[[int, Tensor, Tensor, StateBatch], object]  # so many tokens, on the states of a layer

@@ -13,7 +13,7 @@ from typing import Final
 from forebay.base.cpu import this_cpu
 from forebay.base.variants import ARM_VARIANTS, Variant
 from forebay.ops.compiler import library
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
 from tests.emulation.driver import EmulatedOps, emulated_variant
 
 NATIVE: Final = "native"

@@ -40,7 +40,7 @@ def _make_best(num_threads: int, activation_bits: int, memory: WeightMemory | No
     """Compile on first use. Without such a CPU or a compiler the ops are torch's, with one warning."""
     from forebay.ops.compiler import BuildError, library
     from forebay.ops.interface import Ops
-    from forebay.ops.native import NativeOps
+    from forebay.ops.native.ops import NativeOps
 
     reasons = []
     for variant in this_cpu().variants:
@@ -55,7 +55,7 @@ def _make_best(num_threads: int, activation_bits: int, memory: WeightMemory | No
 
 def _make_variant(name: str, num_threads: int, activation_bits: int, memory: WeightMemory | None) -> Ops:
     from forebay.ops.compiler import BuildError, library
-    from forebay.ops.native import NativeOps
+    from forebay.ops.native.ops import NativeOps
 
     cpu = this_cpu()
     variants = {variant.name: variant for variant in cpu.variants}

@@ -2,7 +2,7 @@
 
 Requests of all dialects, flags, `forebay generate`, defaults of models, OpenAPI, the page's settings and the columns of
 a batch follow from the declaration. What a number does to logits is elsewhere: of those with `draws` in
-`forebay/ops/sampling.py` and its twins, of the others in `forebay/runtime/sampling/penalties.py`.
+`forebay/ops/reference/sampling.py` and its twins, of the others in `forebay/runtime/sampling/penalties.py`.
 """
 
 from __future__ import annotations

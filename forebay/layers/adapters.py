@@ -18,7 +18,7 @@ from torch import Tensor
 from forebay.formats.adapters import Adapter, AdapterPair, Shape
 from forebay.formats.quantized import F32
 from forebay.layers.params import TensorParam
-from forebay.ops.adapters import PANEL, AdapterTable, panels_of
+from forebay.ops.reference.adapters import PANEL, AdapterTable, panels_of
 from forebay.ops.weight_memory import WeightMemory
 
 Ints = npt.NDArray[np.int64]

@@ -19,8 +19,8 @@ from forebay.layers.compressor import Compressor, CompressorSpec, turned
 from forebay.layers.context import ForwardContext
 from forebay.layers.params import in_order
 from forebay.layers.rotary import RopeSpec
-from forebay.ops.attention import PagedKv
-from forebay.ops.experts import HeadWeights
+from forebay.ops.reference.attention import PagedKv
+from forebay.ops.reference.experts import HeadWeights
 from forebay.pools.cache_spec import SharedWindow
 
 

@@ -15,8 +15,8 @@ from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.params import Rows, in_order
 from forebay.layers.rotary import RopeSpec
-from forebay.ops.attention import KvCache, PagedKv
-from forebay.ops.compression import Blocks, Compression
+from forebay.ops.reference.attention import KvCache, PagedKv
+from forebay.ops.reference.compression import Blocks, Compression
 from forebay.pools.cache_spec import BlockStates, CompressedKv, OverlappingBlockStates
 
 

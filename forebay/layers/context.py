@@ -11,8 +11,8 @@ from torch import Tensor
 
 from forebay.layers.selection import Selection
 from forebay.memory.kv_allocator import KV
-from forebay.ops.attention import PagedKv
-from forebay.ops.compression import Blocks, Compression
+from forebay.ops.reference.attention import PagedKv
+from forebay.ops.reference.compression import Blocks, Compression
 from forebay.pools.cache_pool import CachePool
 
 

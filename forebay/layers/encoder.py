@@ -19,8 +19,8 @@ from forebay.base.pixels import CHANNELS
 from forebay.layers.build import Parts
 from forebay.layers.linear import Linear
 from forebay.layers.norms import build_norm, layer_norm_spec
-from forebay.ops.attention import KvCache, PagedKv
-from forebay.ops.pictures import PixelScale
+from forebay.ops.reference.attention import KvCache, PagedKv
+from forebay.ops.reference.pictures import PixelScale
 
 MOST_SIZES: Final = 8
 """Sizes of tiles whose tables are kept."""

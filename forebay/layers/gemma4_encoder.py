@@ -20,7 +20,7 @@ from forebay.layers.grid_encoder import Grid, Rotation
 from forebay.layers.linear import Linear
 from forebay.layers.norms import build_norm
 from forebay.layers.params import Rows, in_order, vector
-from forebay.ops.attention import KvCache, PagedKv
+from forebay.ops.reference.attention import KvCache, PagedKv
 
 _NORMS: Final = (
     *("input_layernorm", "post_attention_layernorm"),

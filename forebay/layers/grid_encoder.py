@@ -22,7 +22,7 @@ from forebay.layers.norms import build_norm, layer_norm_spec
 from forebay.layers.params import vector
 from forebay.layers.rotary import cos_sin_table
 from forebay.ops import Ops
-from forebay.ops.attention import KvCache, PagedKv
+from forebay.ops.reference.attention import KvCache, PagedKv
 
 Grid = tuple[int, int]
 """Rows and columns of patches."""

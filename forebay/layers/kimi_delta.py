@@ -14,7 +14,7 @@ from forebay.families.mixers import KimiDelta
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.states import States
-from forebay.ops.recurrence import Convolution, DeltaGates, GatedNorm
+from forebay.ops.reference.recurrence import Convolution, DeltaGates, GatedNorm
 from forebay.pools.cache_spec import RecurrentState
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forebay.layers.context import ForwardContext
 from forebay.ops import LinearWeight, Ops
-from forebay.ops.adapters import AdapterTable
+from forebay.ops.reference.adapters import AdapterTable
 
 
 class Linear:

@@ -16,7 +16,7 @@ from forebay.families.mixers import Mamba1Mixer
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.states import States
-from forebay.ops.recurrence import Convolution, Scan
+from forebay.ops.reference.recurrence import Convolution, Scan
 from forebay.pools.cache_spec import RecurrentState
 
 

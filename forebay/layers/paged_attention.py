@@ -12,8 +12,8 @@ from forebay.layers.context import ForwardContext
 from forebay.layers.rotary import QueryScaleSpec, RopeSpec
 from forebay.layers.selection import Selection
 from forebay.memory.kinds.resident.residents import RESIDENT
-from forebay.ops.attention import PagedKv
-from forebay.ops.tiers import TieredKv
+from forebay.ops.reference.attention import PagedKv
+from forebay.ops.reference.tiers import TieredKv
 
 
 class PagedAttention:

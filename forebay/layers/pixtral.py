@@ -19,7 +19,7 @@ from forebay.layers.linear import Linear
 from forebay.layers.norms import build_norm
 from forebay.layers.params import vector
 from forebay.layers.rotary import inverse_frequencies
-from forebay.ops.attention import KvCache, PagedKv
+from forebay.ops.reference.attention import KvCache, PagedKv
 
 
 class TileRope(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from forebay.ops import Ops
-from forebay.ops.attention import PagedKv
+from forebay.ops.reference.attention import PagedKv
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.states import States
-from forebay.ops.recurrence import Convolution
+from forebay.ops.reference.recurrence import Convolution
 from forebay.pools.cache_spec import RecurrentState
 
 

@@ -9,7 +9,7 @@ from typing import TypeVarTuple
 from torch import Tensor
 
 from forebay.layers.context import ForwardContext
-from forebay.ops.recurrence import StateBatch
+from forebay.ops.reference.recurrence import StateBatch
 from forebay.pools.cache_spec import RecurrentState
 
 Inputs = TypeVarTuple("Inputs")

@@ -1,4 +1,4 @@
-"""Decoder layers with several residual streams (hyper-connections, see `ops/streams.py`).
+"""Decoder layers with several residual streams (hyper-connections, see `ops/reference/streams.py`).
 
 Shape letters: T tokens, N streams, H hidden size.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from forebay.layers.blocks import SublayerSpec
 from forebay.layers.build import Block, Parts
 from forebay.layers.context import ForwardContext
-from forebay.ops.streams import Mixing
+from forebay.ops.reference.streams import Mixing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,18 +13,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from forebay.ops.adapters import AdapterOps
-from forebay.ops.attention import AttentionOps
-from forebay.ops.compression import CompressionOps
-from forebay.ops.drafting import DraftingOps
-from forebay.ops.experts import ExpertOps
-from forebay.ops.pictures import PictureOps
-from forebay.ops.recurrence import RecurrenceOps
-from forebay.ops.sampling import Draws, sample_rows
-from forebay.ops.selection import SelectionOps
-from forebay.ops.steps import StepOps
-from forebay.ops.streams import StreamOps
-from forebay.ops.tiers import TierOps
+from forebay.ops.reference.adapters import AdapterOps
+from forebay.ops.reference.attention import AttentionOps
+from forebay.ops.reference.compression import CompressionOps
+from forebay.ops.reference.drafting import DraftingOps
+from forebay.ops.reference.experts import ExpertOps
+from forebay.ops.reference.pictures import PictureOps
+from forebay.ops.reference.recurrence import RecurrenceOps
+from forebay.ops.reference.sampling import Draws, sample_rows
+from forebay.ops.reference.selection import SelectionOps
+from forebay.ops.reference.steps import StepOps
+from forebay.ops.reference.streams import StreamOps
+from forebay.ops.reference.tiers import TierOps
 from forebay.ops.weight_memory import WeightMemory
 
 
@@ -116,6 +116,6 @@ class Ops(
         logits[at] = logits[at].masked_fill(~may, -torch.inf)
 
     def sample_rows(self, logits: Tensor, draws: Draws) -> Tensor:
-        """Draw one token per row of logits [S, V] float32 -> ids [S] int64, as `ops/sampling.py` defines it; 0 for a
-        row that is not finite."""
+        """Draw one token per row of logits [S, V] float32 -> ids [S] int64, as `ops/reference/sampling.py` defines it;
+        0 for a row that is not finite."""
         return sample_rows(logits, draws)

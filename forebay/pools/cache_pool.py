@@ -17,8 +17,8 @@ from forebay.memory.kinds.build import CACHES, has_pages
 from forebay.memory.kinds.resident.residents import RESIDENT
 from forebay.memory.kv_allocator import KV
 from forebay.memory.slots import PAD
-from forebay.ops.attention import KvCache
-from forebay.ops.compression import TokenRing
+from forebay.ops.reference.attention import KvCache
+from forebay.ops.reference.compression import TokenRing
 from forebay.pools.cache_spec import CacheColumn, CacheSpec, Tier, cache_sizes
 from forebay.pools.regions import Take
 from forebay.pools.table import Column, Region, Table

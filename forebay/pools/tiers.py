@@ -22,8 +22,8 @@ from torch import Tensor
 
 from forebay.base.errors import ConfigError
 from forebay.base.units import ceil_div
-from forebay.ops.attention import KvCache
-from forebay.ops.tiers import TieredKv, TierLayout
+from forebay.ops.reference.attention import KvCache
+from forebay.ops.reference.tiers import TieredKv, TierLayout
 from forebay.pools.table import Column, Table
 
 # Tokens: the host tier begins at a multiple, which is a page of memory whatever a token's bytes are, so that it can be

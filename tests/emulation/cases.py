@@ -16,13 +16,13 @@ from torch import Tensor
 
 from forebay.formats.held_format import QUANTIZED_FORMATS
 from forebay.formats.quantize import unwritten
-from forebay.ops.adapters import PANEL, AdapterTable, panels_of
-from forebay.ops.attention import KvCache, segments
-from forebay.ops.experts import ExpertActivation, Gating, Scoring
 from forebay.ops.interface import Ops
-from forebay.ops.pictures import PixelScale
-from forebay.ops.recurrence import DeltaGates, GatedNorm
-from forebay.ops.sampling import Draws
+from forebay.ops.reference.adapters import PANEL, AdapterTable, panels_of
+from forebay.ops.reference.attention import KvCache, segments
+from forebay.ops.reference.experts import ExpertActivation, Gating, Scoring
+from forebay.ops.reference.pictures import PixelScale
+from forebay.ops.reference.recurrence import DeltaGates, GatedNorm
+from forebay.ops.reference.sampling import Draws
 from tests.formats.coded import FORMATS, random_codes, stored
 from tests.ops.helpers import PagedCase, normal, to_int8
 from tests.ops.recurrences import CASES as RECURRENCES

@@ -21,11 +21,11 @@ import torch
 from forebay.base.toolchain import find_compiler
 from forebay.base.topology import Topology
 from forebay.base.variants import Variant
-from forebay.ops import native
 from forebay.ops.compiler import CACHE
-from forebay.ops.kernels import RESULTS, SIGNATURES, Kernels
-from forebay.ops.native import NativeOps
-from forebay.ops.native_experts import NativeLayers
+from forebay.ops.native import ops as native
+from forebay.ops.native.experts import NativeLayers
+from forebay.ops.native.kernels import RESULTS, SIGNATURES, Kernels
+from forebay.ops.native.ops import NativeOps
 
 MACHINE: Final = "aarch64"
 EMULATOR: Final = "qemu-aarch64-static"

@@ -13,7 +13,7 @@ from forebay.base.cpu import this_cpu
 from forebay.base.toolchain import HERE
 from forebay.base.variants import ARM_VARIANTS, X86_VARIANTS, Variant
 from forebay.ops.compiler import SOURCES, library, too_new_for_wheels
-from forebay.ops.kernels import SIGNATURES
+from forebay.ops.native.kernels import SIGNATURES
 from tests.deadlines import HANGS_S
 from tests.emulation.cases import CASES, UNTOUCHED
 from tests.emulation.driver import MACHINE, EmulatedOps, compiled, emulated, emulated_variant, why_not

@@ -22,7 +22,7 @@ from forebay.engine.loop.core import EngineCore
 from forebay.formats import weights_cache
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import GroupQuantized
-from forebay.ops.native_linear import NativeLinear
+from forebay.ops.native.linear import NativeLinear
 from forebay.requests.updates import FinishReason, Update
 from tests.engine.test_every_model_type import PROMPTS, tokens_of
 from tests.engine.test_sleep import other_weights, poison

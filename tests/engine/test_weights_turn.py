@@ -21,7 +21,7 @@ import json, logging, sys, time
 from pathlib import Path
 from forebay.engine.lifecycle import packed_cache
 from forebay.formats.quantization import Quantization
-from forebay.ops.native_linear import NativeLinear
+from forebay.ops.native.linear import NativeLinear
 from tests.engine.test_every_model_type import PROMPTS, tokens_of
 from tests.engine.test_weights_cache import start
 

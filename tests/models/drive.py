@@ -12,8 +12,8 @@ from torch import Tensor
 from forebay.layers.context import ForwardContext
 from forebay.layers.states import States
 from forebay.models import Model
-from forebay.ops.attention import PagedKv
-from forebay.ops.recurrence import StateBatch
+from forebay.ops.reference.attention import PagedKv
+from forebay.ops.reference.recurrence import StateBatch
 from forebay.pools.cache_pool import CachePool
 from tests.pools.caches import cache_types
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
 from forebay.models import Model
-from forebay.ops.recurrence import StateBatch
+from forebay.ops.reference.recurrence import StateBatch
 from forebay.pools.cache_spec import cache_sizes
 from tests.models.drive import NUM_ROWS, Driver
 from tests.models.tiny import CASES, by_tier, random_ids

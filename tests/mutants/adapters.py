@@ -18,7 +18,7 @@ _TRAFFIC: Final = (
 ADAPTERS: Final = (
     Mutant(
         "C13 a token with slot 0 keeps its bits, whatever is in that slot",
-        "ops/adapters.py",
+        "ops/reference/adapters.py",
         "for slot in range(1, len(table.ranks)):",
         "for slot in range(len(table.ranks)):",
         "ops/test_adapters.py::test_tokens_without_an_adapter_keep_their_bits",

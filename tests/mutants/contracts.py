@@ -111,7 +111,7 @@ CONTRACTS: Final = {
         "A draft token is accepted if the ordinary sampler would draw it at that position, so sampled tokens are the "
         "same with and without speculation; KV and states afterwards are those of as many plain steps. Tokens after a "
         "request's end are not sent, counted or cached.",
-        "ops/accept.py, scheduler/scheduler.py, scheduler/output_processor.py, scheduler/memory/allocator.py",
+        "ops/reference/accept.py, scheduler/scheduler.py, scheduler/output_processor.py, scheduler/memory/allocator.py",
     ),
     "C17": Contract(
         "One loop for all drafts",
@@ -120,7 +120,7 @@ CONTRACTS: Final = {
         "query-only assistant reads the model's KV, writes none, and attends to a fixed prefix while it drafts.",
         "scheduler/scheduler.py, runtime/steps/verify.py, runtime/steps/proposer.py, runtime/drafts/head.py, "
         "runtime/drafts/frozen.py, runtime/drafts/model.py, models/assistant.py, models/drafter.py, models/eagle.py, "
-        "ops/accept.py, ops/drafting.py",
+        "ops/reference/accept.py, ops/reference/drafting.py",
     ),
     "C18": Contract(
         "The prefix cache resumes what is whole",
@@ -158,7 +158,7 @@ CONTRACTS: Final = {
         "All KV of layers that read selected tokens is in the host tier when a step has written it. A decoding "
         "request has a bounded hot buffer on the device, bound without a copy to the host. Tokens are those of full "
         "KV.",
-        "pools/tiers.py, ops/tiers.py, runtime/kinds/resident.py, memory/kinds/resident/",
+        "pools/tiers.py, ops/reference/tiers.py, runtime/kinds/resident.py, memory/kinds/resident/",
         "the host tier of a GPU",
     ),
     "C24": Contract(
@@ -166,7 +166,7 @@ CONTRACTS: Final = {
         "Entries of whole blocks lie in the pages of KV. States of open blocks lie in rings, located by the page map "
         "of windows or by the request row; padded rows use ring 0. The position decides which places are empty. "
         "Rejected tokens are overwritten before they are read.",
-        "ops/compression.py, memory/kinds/ring/, pools/cache_spec.py",
+        "ops/reference/compression.py, memory/kinds/ring/, pools/cache_spec.py",
     ),
     "C25": Contract(
         "Sleep and wake",

@@ -73,7 +73,7 @@ AREAS: Final = {
             "runtime/kinds/resident.py",
             "pools/tiers.py",
             "pools/host_file.py",
-            "ops/tiers.py",
+            "ops/reference/tiers.py",
             "config/hisparse.py",
         ),
         tests=("*/test_hisparse.py", "*/test_resident*.py", "*/test_tier*.py", "pools/test_host_file.py"),

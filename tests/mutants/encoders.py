@@ -53,7 +53,7 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "C31 GELU without a gate is the one by tanh",
-        "ops/elementwise.py",
+        "ops/reference/elementwise.py",
         'F.gelu(x.float().contiguous(), approximate="none" if exact else "tanh")',
         "F.gelu(x.float().contiguous())",
         "ops/test_activations.py::test_activations_equal_the_reference",
@@ -74,7 +74,7 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "C31 the channels of a patch follow each other",
-        "ops/pictures.py",
+        "ops/reference/pictures.py",
         ".permute(0, 2, 4, 1, 3)",
         ".permute(0, 2, 1, 3, 4)",
         "ops/test_pictures.py::test_linear_layer_over_patch_rows_equals_a_convolution",
@@ -158,14 +158,14 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "C31 patches attend to each other both ways",
-        "ops/attention.py",
+        "ops/reference/attention.py",
         "        causal=False,\n",
         "        causal=True,\n",
         _ORACLE,
     ),
     Mutant(
         "C31 within segments the reference sees all keys",
-        "ops/attention.py",
+        "ops/reference/attention.py",
         "query_positions.fill_(length - 1)",
         "query_positions.fill_(length // 2)",
         _WITHIN,
@@ -179,7 +179,7 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "C5 row 0 of encodings is never read",
-        "ops/pictures.py",
+        "ops/reference/pictures.py",
         "x.copy_(torch.where((rows > 0).unsqueeze(1), table.index_select(0, rows), x))",
         "x.copy_(table.index_select(0, rows))",
         "ops/test_pictures.py::test_replace_rows_takes_what_is_named_and_leaves_the_rest",
@@ -270,7 +270,7 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "C5 row 0 of encodings is never added",
-        "ops/pictures.py",
+        "ops/reference/pictures.py",
         "x.copy_(torch.where((rows > 0).unsqueeze(1), added, x))",
         "x.copy_(added)",
         "ops/test_pictures.py::test_rows_of_a_part_of_wider_rows_are_taken_and_added",

@@ -14,14 +14,14 @@ _RULES: Final = "families/test_types_experts.py::test_parts_that_transformers_bu
 EXPERTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C28 what is added to experts' scores for the choice is not in their weights",
-        "ops/experts.py",
+        "ops/reference/experts.py",
         "weights = _weights(scores, ids, gating)\n        return ids, weights if",
         "weights = _weights(chosen_by, ids, gating)\n        return ids, weights if",
         _GGUF,
     ),
     Mutant(
         "C28 experts' weights are divided by no less than the least sum",
-        "ops/experts.py",
+        "ops/reference/experts.py",
         ".clamp(min=gating.least_sum)",
         "",
         "ops/test_routing.py::test_gating_equals_the_reference",

@@ -10,28 +10,28 @@ _COPIES = "memory/test_residents.py::"
 HISPARSE = (
     Mutant(
         "C23 the newest token is bound to its hot buffer",
-        "ops/tiers.py",
+        "ops/reference/tiers.py",
         "        newest.index_put_((seqs, at), torch.where(hot, positions.int(), newest[seqs, at]))\n",
         "",
         _OPS + "test_swap_in_newest_tokens_are_read_where_they_were_bound",
     ),
     Mutant(
         "C23 a column is not replaced in the step that reads it",
-        "ops/tiers.py",
+        "ops/reference/tiers.py",
         "if int(self._last_used[column]) >= self._now:",
         "if int(self._last_used[column]) > self._now:",
         _OPS + "test_swap_in_without_a_free_column_reads_the_host_tier",
     ),
     Mutant(
         "C23 a column that a later query of the step reads is used by the step",
-        "ops/tiers.py",
+        "ops/reference/tiers.py",
         "                hot.touch({position for own in chosen.values() for position in own})\n",
         "                pass\n",
         _OPS + "test_swap_in_random_steps_equal_a_dictionary",
     ),
     Mutant(
         "C16 C23 the column of a rejected draft token holds no earlier token",
-        "ops/tiers.py",
+        "ops/reference/tiers.py",
         "return int(self._newest[position % self._layout.page_size]) == position",
         "return int(self._newest[position % self._layout.page_size]) >= position",
         _OPS + "test_swap_in_rejected_draft_token_is_bound_again_before_it_is_read",

@@ -21,14 +21,14 @@ NORMS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "C28 capped scores have their own scale again",
-        "ops/attention.py",
+        "ops/reference/attention.py",
         "softcap * torch.tanh(scores / softcap)",
         "torch.tanh(scores / softcap)",
         "ops/test_attention.py::test_a_cap_holds_scores_and_not_sinks",
     ),
     Mutant(
         "C30 a score that is not finite is not capped to a number",
-        "ops/attention.py",
+        "ops/reference/attention.py",
         "torch.where(scores.isfinite(), softcap * torch.tanh(scores / softcap), torch.nan)",
         "softcap * torch.tanh(scores / softcap)",
         "ops/test_attention.py::test_a_query_that_is_not_finite_gives_nan_under_a_cap_c30",

@@ -71,14 +71,14 @@ SPANS: Final = (
     ),
     Mutant(
         "C28 a query in a picture sees it to its end",
-        "ops/attention.py",
+        "ops/reference/attention.py",
         "query_positions if ahead is None else query_positions + ahead[first:end]",
         "query_positions",
         _OPS + "test_a_query_in_a_picture_sees_it_to_its_end",
     ),
     Mutant(
         "C28 layers share a plan of attention only if they look ahead alike",
-        "ops/native_attention.py",
+        "ops/native/attention.py",
         "        key = (*heads, ahead is not None)\n",
         "        key = heads\n",
         _OPS + "test_layers_with_and_without_attention_within_pictures_have_plans_of_their_own",

@@ -8,21 +8,21 @@ _ORACLE = "models/test_oracle.py::test_prefill_gives_the_logits_of_transformers"
 SPARSE = (
     Mutant(
         "C28 a query selects among the tokens that it sees",
-        "ops/selection.py",
+        "ops/reference/selection.py",
         ".masked_fill_(~visible_keys(at, lens[i], 0), -torch.inf)",
         "",
         _OPS + "test_selected_tokens_are_the_reference_s_ties_included",
     ),
     Mutant(
         "C28 of equal scores the earlier token is selected",
-        "ops/selection.py",
+        "ops/reference/selection.py",
         "order = order.sort(dim=-1, descending=True, stable=True).indices",
         "order = lens[i] - 1 - order.flip(-1).sort(dim=-1, descending=True, stable=True).indices",
         _OPS + "test_of_equal_scores_the_earlier_token_is_selected",
     ),
     Mutant(
         "C5 a query whose own index key is not finite selects nothing",
-        "ops/selection.py",
+        "ops/reference/selection.py",
         "fails = k[at, 0].isnan() | (",
         "fails = torch.zeros(len(at), dtype=torch.bool) | (",
         _OPS + "test_a_query_whose_key_is_not_a_number_selects_nothing_and_its_attention_is_nan",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
 from tests.kernels import named, native_ops, variants_in
 
 

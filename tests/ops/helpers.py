@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forebay.ops.attention import KvCache, PagedKv
+from forebay.ops.reference.attention import KvCache, PagedKv
 
 # bfloat16 keeps 8 bits: one rounding of two results that differ in the last float32 bits is up to 2^-8 apart.
 TOLERANCE = {torch.float32: {"rtol": 2e-5, "atol": 2e-5}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 1.6e-2}}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forebay.ops.interface import Ops
-from forebay.ops.recurrence import Convolution, Scan, StateBatch
+from forebay.ops.reference.recurrence import Convolution, Scan, StateBatch
 from tests.ops.helpers import normal
 
 Array = NDArray[np.float64]

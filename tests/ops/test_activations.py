@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
-from forebay.ops.recurrence import GatedNorm
+from forebay.ops.native.ops import NativeOps
+from forebay.ops.reference.recurrence import GatedNorm
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
 ROWS = [0, 1, 3, 200]

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from forebay.ops.adapters import PANEL, AdapterTable, panels_of
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
-from forebay.ops.recording import Recording
+from forebay.ops.native.ops import NativeOps
+from forebay.ops.native.recording import Recording
+from forebay.ops.reference.adapters import PANEL, AdapterTable, panels_of
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
 F32, BF16 = torch.float32, torch.bfloat16

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from forebay.ops.attention import KvCache, segments
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
+from forebay.ops.reference.attention import KvCache, segments
 from tests.ops.helpers import PagedCase, assert_close, assert_same_bits, no_sequences, normal
 
 RAGGED = {"seq_lens": [1, 70, 33, 200, 64, 129], "query_lens": [1, 70, 5, 1, 1, 65]}

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from forebay.ops.attention import KvCache, PagedKv
-from forebay.ops.compression import Blocks, Compression, TokenRing
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
+from forebay.ops.reference.attention import KvCache, PagedKv
+from forebay.ops.reference.compression import Blocks, Compression, TokenRing
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
 ROWS, COLUMNS, PAGE = 4, 6, 16

@@ -22,7 +22,7 @@ from forebay.base.variants import VARIANTS, X86_VARIANTS, Variant
 from forebay.ops import build, compiler
 from forebay.ops.compiler import BuildError, library
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
 from tests.deadlines import HANGS_S
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from forebay.ops.accept import Known
+from forebay.ops.reference.accept import Known
 from tests.together import together
 
 PAD, VOCAB, NUM_ROWS = 0, 50, 9

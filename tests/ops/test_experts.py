@@ -8,9 +8,9 @@ from torch import Tensor
 
 from forebay.formats.quantize import quantize_rows
 from forebay.ops import ExpertActivation, LinearWeight
-from forebay.ops.experts import Experts
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
+from forebay.ops.reference.experts import Experts
 from tests.formats.coded import stored
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 

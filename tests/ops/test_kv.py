@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
+from forebay.ops.reference.attention import KvCache, PagedKv
 from tests.ops.helpers import assert_close, assert_same_bits, normal, to_int8
 
 F32, BF16 = torch.float32, torch.bfloat16

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
 # rows, inputs, outputs: none, one, below, at and above a tile, and nothing a multiple of anything

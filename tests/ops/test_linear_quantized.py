@@ -7,7 +7,7 @@ import torch
 from forebay.formats.quantized import CodeFormat
 from forebay.formats.small_floats import E2M1
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
 from tests.formats.coded import FORMATS, random_codes, stored
 from tests.kernels import VARIANTS, named, native_ops
 from tests.ops.helpers import assert_close, assert_same_bits, normal

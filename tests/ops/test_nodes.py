@@ -16,7 +16,7 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import config_from_folder
 from forebay.families.small import small_config
 from forebay.models.random_weights import write_random_weights
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
 from tests.deadlines import wait_until
 from tests.formats.coded import FORMATS, random_codes, stored
 from tests.models.drive import Driver

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
-from forebay.ops.pictures import PixelScale
+from forebay.ops.native.ops import NativeOps
+from forebay.ops.reference.pictures import PixelScale
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
 SCALE = PixelScale(torch.tensor([0.01, 0.02, 0.03]), torch.tensor([-0.5, -0.6, -0.7]))

@@ -10,7 +10,7 @@ from forebay.formats.file_array import Array
 from forebay.formats.held_format import QUANTIZED_FORMATS
 from forebay.formats.quantize import quantize_into, unwritten
 from forebay.formats.quantized import GROUP, GroupQuantized
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
 
 DTYPES = ("float32", "float16", "bfloat16")
 SHAPES = [(0, 64), (1, 32), (3, 96), (7, 32), (160, 1536), (2, 4096)]

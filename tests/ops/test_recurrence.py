@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
-from forebay.ops.recurrence import DeltaGates
+from forebay.ops.native.ops import NativeOps
+from forebay.ops.reference.recurrence import DeltaGates
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 from tests.ops.recurrences import CASES, Case, Conv, Inputs, cut, joined, state_batch, state_table
 

@@ -20,7 +20,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 )
 
 from forebay.ops.interface import Ops
-from forebay.ops.recurrence import GatedNorm, Scan
+from forebay.ops.reference.recurrence import GatedNorm, Scan
 from tests.ops.helpers import assert_close, normal
 from tests.ops.recurrences import CASES, Case, Conv, Delta, Mamba1, Mamba2, state_batch, state_table
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forebay.ops import Gating, Scoring
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
 SOFTMAX = Gating(num_experts_per_tok=3, scoring=Scoring.SOFTMAX, normalize=False)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
 ROWS = [0, 1, 3, 200]

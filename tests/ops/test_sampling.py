@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
-from forebay.ops.sampling import Draws
+from forebay.ops.native.ops import NativeOps
+from forebay.ops.reference.sampling import Draws
 from tests.ops.helpers import normal
 
 ROWS = 40

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
+from forebay.ops.reference.attention import KvCache, PagedKv
 from tests.ops.helpers import PagedCase, assert_same_bits, no_sequences, normal
 
 NAN = float("nan")

@@ -18,7 +18,7 @@ import pytest
 from forebay.base.toolchain import find_compiler
 from forebay.base.variants import VARIANTS
 from forebay.ops.compiler import SOURCES
-from forebay.ops.kernels import RESULTS, SIGNATURES
+from forebay.ops.native.kernels import RESULTS, SIGNATURES
 
 Signature = tuple[Any, list[Any]]  # what it returns and takes
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
-from forebay.ops.recording import Recording
+from forebay.ops.native.ops import NativeOps
+from forebay.ops.native.recording import Recording
 from tests.ops.helpers import assert_close, assert_same_bits
 from tests.ops.recurrences import CASES, Case, Conv, state_table
 from tests.ops.verifying import NUM_SLOTS, RAGGED, STEPS, Verified, decode, stops_of, verify

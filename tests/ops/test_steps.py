@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from forebay.ops import Ops
-from forebay.ops.accept import Known
-from forebay.ops.steps import Pages
+from forebay.ops.reference.accept import Known
+from forebay.ops.reference.steps import Pages
 from tests.together import together
 
 NUM_ROWS, PAGES, PAGE_SIZE, VOCAB = 7, 5, 4, 50

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from forebay.ops.interface import Ops
-from forebay.ops.native import NativeOps
-from forebay.ops.streams import Mixing
+from forebay.ops.native.ops import NativeOps
+from forebay.ops.reference.streams import Mixing
 from tests.ops.helpers import assert_close, normal
 
 

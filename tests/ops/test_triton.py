@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from forebay.ops.accept import Known
-from forebay.ops.attention import KvCache, segments
 from forebay.ops.interface import Ops
-from forebay.ops.recurrence import GatedNorm
-from forebay.ops.sampling import Draws
+from forebay.ops.reference.accept import Known
+from forebay.ops.reference.attention import KvCache, segments
+from forebay.ops.reference.recurrence import GatedNorm
+from forebay.ops.reference.sampling import Draws
 from tests.ops.helpers import PagedCase, assert_same_bits, no_sequences, normal
 from tests.ops.recurrences import CASES, Conv, cut, joined, state_batch, state_table
 from tests.ops.test_steps import VOCAB, step_of

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.ops.experts import ExpertActivation
 from forebay.ops.interface import Ops
+from forebay.ops.reference.experts import ExpertActivation
 from tests.formats.coded import FORMATS, random_codes, stored
 from tests.ops.helpers import assert_same_bits, normal
 from tests.ops.test_triton import device, ops, reference

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forebay.ops.attention import KvCache
 from forebay.ops.interface import Ops
+from forebay.ops.reference.attention import KvCache
 from tests.ops.helpers import assert_close, assert_same_bits, no_sequences
 from tests.ops.test_selection import case, whole
 from tests.ops.test_triton import device, ops, reference

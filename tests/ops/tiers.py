@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.interface import Ops
-from forebay.ops.tiers import TieredKv, TierLayout, TierStep
+from forebay.ops.reference.attention import KvCache, PagedKv
+from forebay.ops.reference.tiers import TieredKv, TierLayout, TierStep
 
 ROWS, PAGE, PAGES_PER_ROW = 4, 4, 16
 TOKENS = PAGE * PAGES_PER_ROW

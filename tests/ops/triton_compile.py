@@ -12,12 +12,12 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from forebay.ops.accept import Known
-from forebay.ops.adapters import PANEL, AdapterTable, panels_of
-from forebay.ops.attention import KvCache, PagedKv, segments
-from forebay.ops.recurrence import Convolution, GatedNorm, Scan
-from forebay.ops.sampling import Draws
-from forebay.ops.steps import Pages
+from forebay.ops.reference.accept import Known
+from forebay.ops.reference.adapters import PANEL, AdapterTable, panels_of
+from forebay.ops.reference.attention import KvCache, PagedKv, segments
+from forebay.ops.reference.recurrence import Convolution, GatedNorm, Scan
+from forebay.ops.reference.sampling import Draws
+from forebay.ops.reference.steps import Pages
 from forebay.ops.triton import TritonOps
 from tests.formats.coded import FORMATS, random_codes, stored
 from tests.ops.recurrences import state_batch

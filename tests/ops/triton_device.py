@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from forebay.ops.adapters import AdapterTable
-from forebay.ops.attention import PagedKv
 from forebay.ops.interface import Ops
-from forebay.ops.recurrence import StateBatch
+from forebay.ops.reference.adapters import AdapterTable
+from forebay.ops.reference.attention import PagedKv
+from forebay.ops.reference.recurrence import StateBatch
 from tests.conftest import HAS_GPU
 from tests.ops import helpers
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forebay.ops.interface import Ops
-from forebay.ops.recurrence import StateBatch
+from forebay.ops.reference.recurrence import StateBatch
 from tests.ops.helpers import assert_same_bits
 from tests.ops.recurrences import Case, Inputs, cut, joined, state_batch
 

@@ -16,7 +16,7 @@ from forebay.memory.budget import PoolSizes
 from forebay.memory.slots import PAD
 from forebay.models.decoder import Model
 from forebay.ops import Ops
-from forebay.ops.recurrence import StateBatch
+from forebay.ops.reference.recurrence import StateBatch
 from forebay.pools.cache_pool import StateLayer
 from forebay.pools.cache_spec import CacheSpec, RecurrentState, SlidingWindow
 from forebay.requests.sampling_params import SamplingParams

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
-from forebay.ops.attention import KvCache, PagedKv
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
+from forebay.ops.reference.attention import KvCache, PagedKv
 from forebay.pools.cache_spec import FullAttention, IndexKeys, LatentAttention, SharedWindow, SlidingWindow
 from forebay.pools.regions import Regions
 from forebay.runtime.graphs.backends import CpuGraphs

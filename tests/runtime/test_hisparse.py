@@ -11,8 +11,8 @@ import torch
 from forebay.config.engine_config import CacheTypes
 from forebay.memory.kinds.resident.work import ResidentWork
 from forebay.memory.slots import as_ids
-from forebay.ops.attention import PagedKv
 from forebay.ops.interface import Ops
+from forebay.ops.reference.attention import PagedKv
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import IndexKeys, LatentAttention
 from forebay.pools.tiers import HotSizes

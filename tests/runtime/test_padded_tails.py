@@ -16,7 +16,7 @@ import torch
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
 from forebay.memory.slots import PAD
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
 from forebay.pools.regions import Regions
 from forebay.pools.table import Table
 from forebay.requests.step_plan import StepResult

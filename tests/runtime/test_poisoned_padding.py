@@ -14,7 +14,7 @@ from forebay import models
 from forebay.families.checkpoint import open_checkpoint
 from forebay.memory.slots import PAD
 from forebay.ops import Ops
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
 from forebay.pools.regions import Regions
 from forebay.requests.step_plan import StepResult
 from forebay.runtime.graphs.backends import CpuGraphs, Eager

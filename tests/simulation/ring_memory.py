@@ -23,9 +23,9 @@ from forebay.base.parts import I64
 from forebay.memory.kinds.ring.rings import RING
 from forebay.memory.kinds.window.windows import WINDOW
 from forebay.memory.kv_allocator import KV
-from forebay.ops.attention import PagedKv
-from forebay.ops.compression import Compression, TokenRing
 from forebay.ops.interface import Ops
+from forebay.ops.reference.attention import PagedKv
+from forebay.ops.reference.compression import Compression, TokenRing
 from forebay.pools.cache_spec import BlockStates, OverlappingBlockStates
 from tests.kernels import VARIANTS, native_ops
 from tests.pools.caches import cache_types

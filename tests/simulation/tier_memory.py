@@ -17,8 +17,8 @@ from torch import Tensor
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.kinds.resident.residents import RESIDENT, Residents
 from forebay.memory.slots import FREE, PAD
-from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.interface import Ops
+from forebay.ops.reference.attention import KvCache, PagedKv
 from forebay.pools.table import Column
 from forebay.pools.tiers import HotRows, Tiers, hot_columns
 from forebay.requests.step_plan import StepPlan

@@ -18,7 +18,7 @@ from forebay.layers.pixtral import MergerSpec, PixtralBlockSpec, PixtralPatchesS
 from forebay.layers.rotary import RopeTables
 from forebay.models.encoders.encoder import Encoder, State
 from forebay.ops import Ops
-from forebay.ops.attention import segments
+from forebay.ops.reference.attention import segments
 
 _VISION = "model.vision_tower"
 

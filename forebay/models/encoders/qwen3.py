@@ -19,7 +19,7 @@ from forebay.layers.params import Weights
 from forebay.layers.rotary import RopeTables
 from forebay.models.encoders.encoder import Encoder, State
 from forebay.ops import Ops
-from forebay.ops.attention import PagedKv, segments
+from forebay.ops.reference.attention import PagedKv, segments
 
 _VISION = "model.visual"
 

@@ -1,5 +1,5 @@
 // Compressed attention (DeepSeek-V4, section 2.3): a block of tokens becomes one entry, and queries read the last tokens
-// and entries with one softmax. What the arrays hold is said in ops/compression.py.
+// and entries with one softmax. What the arrays hold is said in ops/reference/compression.py.
 //
 // A query's keys are taken one after the other, first those of tokens, then entries: its bits depend on nobody else.
 #include <cmath>

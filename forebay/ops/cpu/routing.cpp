@@ -10,7 +10,7 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// In the order of `Scoring` of ops/experts.py.
+// In the order of `Scoring` of ops/reference/experts.py.
 enum class Scoring { kSoftmax, kSigmoid, kSqrtSoftplus };
 
 struct Gating {

@@ -7,7 +7,7 @@
 
 namespace {
 
-// The linear layer that weights come from, and what follows it: see `Mixing` of ops/streams.py.
+// The linear layer that weights come from, and what follows it: see `Mixing` of ops/reference/streams.py.
 struct Mixing {
     const float* fn;  // [weights, width]
     const float* scale;

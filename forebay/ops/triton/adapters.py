@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.ops.adapters import PANEL, AdapterOps, AdapterTable
+from forebay.ops.reference.adapters import PANEL, AdapterOps, AdapterTable
 from forebay.ops.triton.common import dot
 
 _TOKENS: Final = 16  # of a program: the least that a matrix unit takes

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.ops.attention import AttentionOps, KvCache, PagedKv
+from forebay.ops.reference.attention import AttentionOps, KvCache, PagedKv
 from forebay.ops.triton.common import dot, owner
 
 _PROGRAMS: Final = 128  # that one decoding sequence's attention is divided among: about the multiprocessors of a GPU

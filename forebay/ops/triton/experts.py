@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.ops.experts import ExpertActivation, ExpertOps, Experts, HeadWeights
 from forebay.ops.linear import LinearWeight
+from forebay.ops.reference.experts import ExpertActivation, ExpertOps, Experts, HeadWeights
 from forebay.ops.triton.linear import TritonLinearWeight
 from forebay.ops.triton.products import Runs, chip_of, num_blocks, product, tile_of
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.ops.pictures import PictureOps
+from forebay.ops.reference.pictures import PictureOps
 
 _BLOCK: Final = 1024  # entries of a row
 

@@ -2,7 +2,7 @@
 
 A scan is one program per sequence, head and part of its state. It takes the sequence's tokens in turn, with its part of
 the state in registers, and loads the next token's inputs meanwhile. A part is as large for a prompt as for a decode:
-its sums have one order in both. Shape letters as in ops/recurrence.py.
+its sums have one order in both. Shape letters as in ops/reference/recurrence.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.ops.recurrence import Convolution, RecurrenceOps, Scan, StateBatch
+from forebay.ops.reference.recurrence import Convolution, RecurrenceOps, Scan, StateBatch
 from forebay.ops.triton.common import owner, softplus
 
 _CHANNELS: Final = 256  # of a convolution, in one program

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.ops.elementwise import ElementwiseOps
-from forebay.ops.recurrence import GatedNorm
+from forebay.ops.reference.elementwise import ElementwiseOps
+from forebay.ops.reference.recurrence import GatedNorm
 
 _BLOCK: Final = 1024  # entries of a row that one program activates
 

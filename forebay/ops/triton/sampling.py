@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.ops.sampling import Draws
+from forebay.ops.reference.sampling import Draws
 
 _BLOCK: Final = 4096  # logits that one program looks at together
 _WARPS: Final = 8

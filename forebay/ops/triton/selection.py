@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.ops.attention import KvCache, PagedKv
-from forebay.ops.selection import SelectionOps, num_selected
+from forebay.ops.reference.attention import KvCache, PagedKv
+from forebay.ops.reference.selection import SelectionOps, num_selected
 from forebay.ops.triton.common import dot
 
 _QUERIES: Final = 64  # that are scored at once

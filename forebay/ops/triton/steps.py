@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.ops.accept import Known
-from forebay.ops.steps import Pages, Placement, StepOps
+from forebay.ops.reference.accept import Known
+from forebay.ops.reference.steps import Pages, Placement, StepOps
 
 _BLOCK: Final = 128  # tokens of a sequence, or snapshots, at a time
 
@@ -130,7 +130,7 @@ def _accept(
 
 
 class TritonSteps(StepOps):
-    """See `StepOps` and `AcceptOps`."""
+    """See `StepOps`."""
 
     def place_tokens(self, rows: Tensor, q_start: Tensor, kv_lens: Tensor, pages: Pages, num_tokens: int) -> Placement:
         num_seqs = len(rows)

@@ -25,7 +25,7 @@ from forebay.layers.context import ForwardContext
 from forebay.memory.slots import PAD
 from forebay.models.drafter import Drafter
 from forebay.ops import Ops
-from forebay.ops.attention import KvCache
+from forebay.ops.reference.attention import KvCache
 from forebay.pools.table import Column, Table
 from forebay.requests.step_plan import StepPlan
 from forebay.runtime.graphs.backends import GraphBackend

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from forebay.models.decoder import Model
-from forebay.ops.accept import Known
+from forebay.ops.reference.accept import Known
 from forebay.pools.table import Column, Table
 from forebay.requests.step_plan import StepPlan
 from forebay.runtime.drafts.head import DraftInputs, FollowedSequences, FollowInputs, clear_not_finite

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forebay.base.log import event, get_logger
 from forebay.ops import Ops
-from forebay.ops.native import NativeOps
+from forebay.ops.native.ops import NativeOps
 from forebay.pools.regions import Regions, Tag
 from forebay.runtime.graphs.recorder import Arena, RecordedGraph, Recorder
 

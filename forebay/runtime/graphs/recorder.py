@@ -1,10 +1,10 @@
 """Records the work of a step on the CPU: native kernels in recordings, torch's own work as calls in between.
 
-While a step is recorded its native kernels go into a recording (`ops.recording`) and are not run, so that a capture
-takes no longer than the step's Python. They are run only when torch is about to read their results. Torch's work passes
-through a dispatch mode. It allocates from an arena: a replay then finds its memory at the addresses of the recording,
-and memory is used again within the step as soon as no reference to it is left. Views only name addresses, and cost
-nothing in a replay.
+While a step is recorded its native kernels go into a `Recording` and are not run, so that a capture takes no longer
+than the step's Python. They are run only when torch is about to read their results. Torch's work passes through a
+dispatch mode. It allocates from an arena: a replay then finds its memory at the addresses of the recording, and memory
+is used again within the step as soon as no reference to it is left. Views only name addresses, and cost nothing in a
+replay.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forebay.ops import recording as native
-from forebay.ops.kernels import Kernels
-from forebay.ops.recording import Recording
+from forebay.ops.native import recording as native
+from forebay.ops.native.kernels import Kernels
+from forebay.ops.native.recording import Recording
 from forebay.pools.regions import Take
 
 Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])  # named tuples

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from forebay.ops import Ops
-from forebay.ops.attention import PagedKv
+from forebay.ops.reference.attention import PagedKv
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.table import Column
 from forebay.requests.step_plan import StepPlan

@@ -15,8 +15,8 @@ from torch import Tensor
 from forebay.base.parts import I64
 from forebay.memory.kinds.resident.residents import RESIDENT
 from forebay.ops import Ops
-from forebay.ops.attention import PagedKv
-from forebay.ops.tiers import TierStep
+from forebay.ops.reference.attention import PagedKv
+from forebay.ops.reference.tiers import TierStep
 from forebay.pools.cache_pool import CachePool
 from forebay.requests.step_plan import StepPlan
 from forebay.runtime.host.bounds import IndexOutOfPool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Final
 
 from forebay.memory.kinds.ring.rings import RING
-from forebay.ops.attention import PagedKv
+from forebay.ops.reference.attention import PagedKv
 from forebay.runtime.kinds.kind import DeviceKind
 
 

@@ -17,8 +17,8 @@ from forebay.layers.states import States
 from forebay.memory.kinds.state.hybrid_rows import STATE
 from forebay.memory.slots import PAD
 from forebay.ops import Ops
-from forebay.ops.attention import PagedKv
-from forebay.ops.recurrence import StateBatch
+from forebay.ops.reference.attention import PagedKv
+from forebay.ops.reference.recurrence import StateBatch
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.table import Column
 from forebay.requests.step_plan import StepPlan

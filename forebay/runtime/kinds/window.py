@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forebay.memory.kinds.window.windows import WINDOW
 from forebay.ops import Ops
-from forebay.ops.attention import PagedKv
+from forebay.ops.reference.attention import PagedKv
 from forebay.pools.cache_pool import CachePool
 from forebay.runtime.kinds.kind import DeviceKind, PageMap
 

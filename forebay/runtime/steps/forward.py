@@ -16,9 +16,9 @@ from forebay.layers.context import ForwardContext, PictureRows
 from forebay.memory.kv_allocator import KV
 from forebay.models.decoder import Model
 from forebay.ops import Ops
-from forebay.ops.accept import Known
-from forebay.ops.attention import PagedKv
-from forebay.ops.steps import Pages, Placement
+from forebay.ops.reference.accept import Known
+from forebay.ops.reference.attention import PagedKv
+from forebay.ops.reference.steps import Pages, Placement
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
 from forebay.runtime.host.shape import Shape

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from forebay.ops.elementwise import ElementwiseOps
-from forebay.ops.kernels import Kernels
+from forebay.ops.native.kernels import Kernels
+from forebay.ops.reference.elementwise import ElementwiseOps
 
 
 class NativeElementwise(ElementwiseOps):

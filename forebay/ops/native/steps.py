@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forebay.ops.accept import Known
-from forebay.ops.kernels import Kernels, address
-from forebay.ops.steps import Pages, Placement, StepOps
+from forebay.ops.native.kernels import Kernels, address
+from forebay.ops.reference.accept import Known
+from forebay.ops.reference.steps import Pages, Placement, StepOps
 
 
 class NativeSteps(StepOps):
-    """See `StepOps` and `AcceptOps`. All tensors are contiguous."""
+    """See `StepOps`. All tensors are contiguous."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._pool = kernels.pool

@@ -5,9 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forebay.ops.attention import KvCache, PagedKv
-from forebay.ops.compression import Blocks, Compression, CompressionOps, TokenRing, entry_sequences, most_blocks
-from forebay.ops.kernels import Kernels, address, view
+from forebay.ops.native.kernels import Kernels, address, view
+from forebay.ops.reference.attention import KvCache, PagedKv
+from forebay.ops.reference.compression import (
+    Blocks,
+    Compression,
+    CompressionOps,
+    TokenRing,
+    entry_sequences,
+    most_blocks,
+)
 
 
 class NativeCompression(CompressionOps):

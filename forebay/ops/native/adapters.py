@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forebay.ops.adapters import AdapterOps, AdapterTable
-from forebay.ops.kernels import Kernels
+from forebay.ops.native.kernels import Kernels
+from forebay.ops.reference.adapters import AdapterOps, AdapterTable
 
 
 class NativeAdapters(AdapterOps):

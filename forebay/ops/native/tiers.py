@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from forebay.ops.attention import PagedKv
-from forebay.ops.kernels import Kernels, view
-from forebay.ops.selection import token_sequences
-from forebay.ops.tiers import TieredKv, TierLayout, TierOps, TierStep
+from forebay.ops.native.kernels import Kernels, view
+from forebay.ops.reference.attention import PagedKv
+from forebay.ops.reference.selection import token_sequences
+from forebay.ops.reference.tiers import TieredKv, TierLayout, TierOps, TierStep
 
 
 class NativeTiers(TierOps):

@@ -14,9 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from forebay.ops.elementwise import ElementwiseOps
 from forebay.ops.linear import LinearWeight
-from forebay.ops.reference_linear import TorchLinear
+from forebay.ops.reference.elementwise import ElementwiseOps
+from forebay.ops.reference.linear import TorchLinear
 
 
 class Scoring(StrEnum):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forebay.ops.kernels import Kernels
-from forebay.ops.streams import Mixing, MixWeights, StreamOps
+from forebay.ops.native.kernels import Kernels
+from forebay.ops.reference.streams import Mixing, MixWeights, StreamOps
 
 
 class NativeStreams(StreamOps):

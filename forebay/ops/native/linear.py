@@ -14,8 +14,8 @@ from torch import Tensor
 from forebay.base.errors import ModelError
 from forebay.formats.file_array import Array
 from forebay.formats.quantized import BEYOND_HALF, GROUP, PANEL, GroupQuantized, StoredCodes
-from forebay.ops.kernels import Kernels
 from forebay.ops.linear import LinearOps, LinearWeight
+from forebay.ops.native.kernels import Kernels
 from forebay.ops.weight_memory import LINE, OtherPieces, WeightMemory
 
 _STEP = 32  # inputs, kStep of cpu/linear.h

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forebay.ops.experts import ExpertActivation, ExpertOps, Experts, Gating, HeadWeights, Scoring
-from forebay.ops.kernels import Kernels, address
 from forebay.ops.linear import LinearWeight
-from forebay.ops.native_linear import NativeLinear, NativeLinearWeight
+from forebay.ops.native.kernels import Kernels, address
+from forebay.ops.native.linear import NativeLinear, NativeLinearWeight
+from forebay.ops.reference.experts import ExpertActivation, ExpertOps, Experts, Gating, HeadWeights, Scoring
 from forebay.ops.weight_memory import WeightMemory
 
 _SCORINGS = list(Scoring)  # in the order of `Scoring` of cpu/routing.cpp

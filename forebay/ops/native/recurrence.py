@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forebay.ops.kernels import Kernels, address, view
-from forebay.ops.recurrence import Convolution, DeltaGates, GatedNorm, RecurrenceOps, Scan, StateBatch
+from forebay.ops.native.kernels import Kernels, address, view
+from forebay.ops.reference.recurrence import Convolution, DeltaGates, GatedNorm, RecurrenceOps, Scan, StateBatch
 
 _MOST_TAPS = 8  # kMostTaps of cpu/conv.cpp
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forebay.ops.accept import Known
-from forebay.ops.drafting import DraftingOps
-from forebay.ops.kernels import Kernels
+from forebay.ops.native.kernels import Kernels
+from forebay.ops.reference.accept import Known
+from forebay.ops.reference.drafting import DraftingOps
 
 
 class NativeDrafting(DraftingOps):

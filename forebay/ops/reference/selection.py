@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from forebay.ops.attention import KvCache, PagedKv, keys_of, visible_keys
+from forebay.ops.reference.attention import KvCache, PagedKv, keys_of, visible_keys
 
 _QUERIES: Final = 64  # that are scored at once
 

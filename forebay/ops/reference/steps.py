@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from forebay.ops.accept import AcceptOps, Known, by_token, drafts_at
+from forebay.ops.reference.accept import Known, accept_drafts, by_token, drafts_at
 
 _PAD: Final = 0  # the padding row, page and slot
 
@@ -33,9 +33,23 @@ class Placement(NamedTuple):
     out_cache_loc: Tensor  # [T] int64
 
 
-class StepOps(AcceptOps):
+class StepOps:
     """Rows are [S] int32, `q_start` [S + 1] int32: sequence i has tokens q_start[i]..q_start[i + 1], which may be none.
     Of a row that is named twice (the padding row) either's value may stay."""
+
+    def accept(
+        self, token_ids: Tensor, finite: Tensor, positions: Tensor, rows: Tensor, q_start: Tensor, known: Known
+    ) -> Tensor:
+        """Return how many tokens each sequence has got: its accepted drafts and the token behind them -> [S] int64.
+
+        Sequence i (rows [S] int32, q_start [S + 1] int32) computed the row's last token and its first drafts, at
+        positions [T] int64; behind each of them token_ids [T] int64 were chosen, or nothing if not `finite` [T] bool. A
+        draft is accepted if it is the token chosen before it and all drafts before it are accepted. The last of the
+        sequence's tokens becomes last_tokens[row], and kv_lens[row] ends with the last accepted draft. Both are
+        computed from the whole step, so the call may be repeated with other token_ids. Rows without a token do not
+        change.
+        """
+        return accept_drafts(token_ids, finite, positions, rows, q_start, known)
 
     def gather(self, table: Tensor, rows: Tensor) -> Tensor:
         """table[rows]: table [R] int64 -> [S] int64."""

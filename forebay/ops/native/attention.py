@@ -6,8 +6,8 @@ from typing import Final
 
 from torch import Tensor
 
-from forebay.ops.attention import AttentionOps, KvCache, PagedKv
-from forebay.ops.kernels import Kernels, address, view
+from forebay.ops.native.kernels import Kernels, address, view
+from forebay.ops.reference.attention import AttentionOps, KvCache, PagedKv
 
 _Rope = tuple[int | None, int, int | None, int, int | None]
 """The kernels' parameters: positions and the entries from one axis to the next, the table and its width, axes."""

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from forebay.ops.accept import by_token
-from forebay.ops.attention import KvCache, PagedKv
+from forebay.ops.reference.accept import by_token
+from forebay.ops.reference.attention import KvCache, PagedKv
 
 # Float32 entries of keys that attention gathers at once: 64 MiB.
 _MOST_GATHERED: Final = 1 << 24

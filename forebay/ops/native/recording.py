@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from forebay.ops.kernels import Kernels
+from forebay.ops.native.kernels import Kernels
 
 
 class Recording:

@@ -13,20 +13,20 @@ from torch import Tensor
 from forebay.base.topology import Topology
 from forebay.base.variants import AMX
 from forebay.ops.interface import Ops
-from forebay.ops.kernels import Kernels, address
-from forebay.ops.native_adapters import NativeAdapters
-from forebay.ops.native_attention import NativeAttention
-from forebay.ops.native_compression import NativeCompression
-from forebay.ops.native_drafting import NativeDrafting
-from forebay.ops.native_elementwise import NativeElementwise
-from forebay.ops.native_experts import NativeExpertOps
-from forebay.ops.native_pictures import NativePictures
-from forebay.ops.native_recurrence import NativeRecurrence
-from forebay.ops.native_selection import NativeSelection
-from forebay.ops.native_steps import NativeSteps
-from forebay.ops.native_streams import NativeStreams
-from forebay.ops.native_tiers import NativeTiers
-from forebay.ops.sampling import Draws
+from forebay.ops.native.adapters import NativeAdapters
+from forebay.ops.native.attention import NativeAttention
+from forebay.ops.native.compression import NativeCompression
+from forebay.ops.native.drafting import NativeDrafting
+from forebay.ops.native.elementwise import NativeElementwise
+from forebay.ops.native.experts import NativeExpertOps
+from forebay.ops.native.kernels import Kernels, address
+from forebay.ops.native.pictures import NativePictures
+from forebay.ops.native.recurrence import NativeRecurrence
+from forebay.ops.native.selection import NativeSelection
+from forebay.ops.native.steps import NativeSteps
+from forebay.ops.native.streams import NativeStreams
+from forebay.ops.native.tiers import NativeTiers
+from forebay.ops.reference.sampling import Draws
 from forebay.ops.weight_memory import WeightMemory
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from forebay.ops.attention import KvCache, PagedKv
-from forebay.ops.kernels import Kernels, address, view
-from forebay.ops.selection import SelectionOps, num_selected, token_sequences
+from forebay.ops.native.kernels import Kernels, address, view
+from forebay.ops.reference.attention import KvCache, PagedKv
+from forebay.ops.reference.selection import SelectionOps, num_selected, token_sequences
 
 
 class NativeSelection(SelectionOps):

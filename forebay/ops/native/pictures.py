@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forebay.ops.kernels import Kernels, view
-from forebay.ops.pictures import PictureOps, PixelScale
+from forebay.ops.native.kernels import Kernels, view
+from forebay.ops.reference.pictures import PictureOps, PixelScale
 
 
 class NativePictures(PictureOps):

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from forebay.ops.accept import Known, by_token
+from forebay.ops.reference.accept import Known, by_token
 
 _PAD: Final = 0  # the padding row
 

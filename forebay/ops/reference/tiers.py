@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from forebay.ops.attention import KvCache, PagedKv
-from forebay.ops.selection import token_sequences
+from forebay.ops.reference.attention import KvCache, PagedKv
+from forebay.ops.reference.selection import token_sequences
 
 
 class TierLayout(NamedTuple):

@@ -1,0 +1,1 @@
+"""The ops of every backend, defined in torch: each native op is compared with the definition here."""
