@@ -107,6 +107,40 @@ def test_a_family_s_configuration_does_not_meet_its_model() -> None:
     assert violations("models", "from forebay.families.llama import config") == []
 
 
+def others_imported(family: str, source: str, families: set[str]) -> set[str]:
+    """Which other families a module of a family imports: what several share is in `parts`."""
+    found = set()
+    for name in imported(source):
+        for package in ("forebay.models.families.", "forebay.families."):
+            if name.startswith(package):
+                found.add(name.removeprefix(package).split(".")[0])
+                break
+    return (found & families) - {family}
+
+
+def test_import_of_another_family_is_found() -> None:
+    families = {"llama", "qwen2"}
+    for source in ("from forebay.families.llama.config import X", "from forebay.models.families import llama"):
+        assert others_imported("qwen2", source, families) == {"llama"}
+        assert others_imported("parts", source, families) == {"llama"}
+        assert others_imported("llama", source, families) == set()
+    assert others_imported("qwen2", "from forebay.families.parts.latent import X", families) == set()
+
+
+def test_no_family_imports_another() -> None:
+    """Neither do the parts that they share."""
+    folders, described = PACKAGE / "families", PACKAGE / "models" / "families"
+    families = {path.parent.name for path in folders.glob("*/config.py")}
+    files = [*folders.glob("*/**/*.py"), *described.rglob("*.py")]
+    owner = {path: path.relative_to(described if described in path.parents else folders).parts[0] for path in files}
+    wrong = {
+        f"{path.relative_to(PACKAGE)} imports {other}"
+        for path in files
+        for other in others_imported(owner[path].removesuffix(".py"), path.read_text(), families)
+    }
+    assert wrong == set()
+
+
 def test_every_package_has_a_floor() -> None:
     packages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     inner = {name for name in FLOORS if "/" in name and (PACKAGE / name / "__init__.py").is_file()}

@@ -30,7 +30,7 @@ from scripts.shape import (
 COMPLEX_FUNCTIONS: dict[str, int] = {
     "cli/verify_engine.py:run": 16,
     "families/checkpoint.py:_open_folder": 16,
-    "families/gemma4_text/config.py:_heads_by_kind": 13,
+    "families/parts/gemma4.py:_heads_by_kind": 13,
     "families/model_config.py:config_of": 18,
     "families/outer.py:rope_sections": 13,
     "families/outer.py:text_config": 23,

@@ -3,11 +3,12 @@
 `config.py` has the way to read a config.json of that type (`FAMILY`), and its typed configuration. `gguf.py`, if
 llama.cpp has the type, has the names in its files (`ARCHITECTURES`). The module of the same name in
 `forebay.models.families` describes the model of a configuration. A new family is a folder, such a module and a tiny
-configuration in `tests/models/tiny.py`, which compares it with transformers. Code that several families share is in the
-first of them, and the others import it from there; parameters of layers are in `mixers.py`.
+configuration in `tests/models/tiny.py`, which compares it with transformers. A family imports no other family: what
+several share is in `parts`, here and in `forebay.models.families`; parameters of layers are in `mixers.py`.
 
 Families called `.._assistant` draft for models of another type, and cannot be served alone. Those called `.._head` do
-so as well, with layers behind the model's own. The folder `vision` is no family: it has the encoders of pictures.
+so as well, with layers behind the model's own. The folders `vision`, with the encoders of pictures, and `parts` are no
+families.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from __future__ import annotations
 import pkgutil
 from typing import Final
 
-_ENCODERS: Final = "vision"
+_NO_FAMILIES: Final = {"vision", "parts"}
 _FOLDERS: Final = sorted(
-    module.name for module in pkgutil.iter_modules(__path__) if module.ispkg and module.name != _ENCODERS
+    module.name for module in pkgutil.iter_modules(__path__) if module.ispkg and module.name not in _NO_FAMILIES
 )
 _ASSISTANT: Final = "_assistant"
 _HEAD: Final = "_head"

@@ -16,8 +16,8 @@ from safetensors.numpy import load_file
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.deepseek_v3.config import GroupedExperts
 from forebay.families.model_config import Experts, ModelConfig
+from forebay.families.parts.experts import GroupedExperts
 from tests.formats.gguf_files import write_gguf
 from tests.models.drive import Driver
 from tests.models.test_gguf import stacked_experts

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.gemma4_text.config import Gemma4Config
+from forebay.families.parts.gemma4 import Gemma4Config
 from forebay.families.transformer import FULL, SLIDING
 from tests.formats.gguf_files import write_gguf
 from tests.models.drive import Driver

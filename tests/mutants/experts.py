@@ -35,14 +35,14 @@ EXPERTS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "C28 experts' weights are scaled",
-        "models/families/deepseek_v3.py",
+        "models/families/parts/latent.py",
         "scale=experts.scale,",
         "scale=1.0,",
         _GGUF,
     ),
     Mutant(
         "C28 the shared expert of Qwen's mixtures has a gate",
-        "models/families/qwen3_5_moe_text.py",
+        "models/families/parts/shared_experts.py",
         'second=ScalarGateSpec(gate=f"{name}.shared_expert_gate", part=shared, hidden_size=config.hidden_size),',
         "second=shared,",
         _GGUF,
@@ -112,7 +112,7 @@ EXPERTS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "C28 blocks of a GGUF file that draft are none of the model's layers",
-        "families/deepseek_v3/gguf.py",
+        "families/parts/gguf/latent.py",
         'header.config["num_hidden_layers"] = blocks - drafting',
         'header.config["num_hidden_layers"] = blocks',
         "models/test_gguf_experts.py::test_gguf_blocks_that_draft_are_left_out",

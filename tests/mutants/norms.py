@@ -91,7 +91,7 @@ NORMS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "C28 Command R's logits are multiplied by the scale, not divided",
-        "models/families/cohere.py",
+        "models/families/parts/parallel.py",
         "logits_scale=config.logit_scale",
         "logits_scale=1 / config.logit_scale",
         _PREFILL,

@@ -50,14 +50,14 @@ SPANS: Final = (
     ),
     Mutant(
         "C28 layers without a window are causal within pictures in Gemma 4",
-        "models/families/gemma4_text.py",
+        "models/families/parts/gemma4.py",
         "bidirectional=config.bidirectional and kind == SLIDING,",
         "bidirectional=config.bidirectional,",
         _MODELS,
     ),
     Mutant(
         "C28 layers that read another's KV see pictures as it does",
-        "models/families/gemma4_text.py",
+        "models/families/parts/gemma4.py",
         "        bidirectional=own.bidirectional,\n",
         "",
         _MODELS,

@@ -2,18 +2,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.deepseek_v3.config import (
-    DRAFT_HEAD,
-    HARMLESS,
-    grouped_experts,
-    latent_attention,
-    latent_transformer,
-    mlp_layer_types,
-    small_latent,
-)
 from forebay.families.fields import Fields
-from forebay.families.kimi_linear.config import NAMES, KimiLinearConfig, kimi_delta
 from forebay.families.model_config import Family
+from forebay.families.parts.experts import grouped_experts, mlp_layer_types
+from forebay.families.parts.kimi_delta import NAMES, KimiLinearConfig, kimi_delta
+from forebay.families.parts.latent import DRAFT_HEAD, HARMLESS, latent_attention, latent_transformer, small_latent
 from forebay.families.rope import TRAINED_LENGTH, rope_parameters
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import TensorNames

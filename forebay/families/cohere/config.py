@@ -1,23 +1,13 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.falcon_h1.config import multiplier
 from forebay.families.fields import Fields
-from forebay.families.model_config import Family, ModelConfig
+from forebay.families.model_config import Family
+from forebay.families.parts.parallel import HARMLESS, CohereConfig, parallel_transformer
 from forebay.families.shape import Shape
-from forebay.families.transformer import Defaults, Windows, transformer
 
 _MOST_POSITIONS: Final = 1 << 24
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CohereConfig(ModelConfig):
-    """Logits are multiplied by `logit_scale`. `use_qk_norm`: each head of queries and keys has a LayerNorm."""
-
-    logit_scale: float
-    use_qk_norm: bool = False
 
 
 def parse(fields: Fields) -> CohereConfig:
@@ -30,23 +20,9 @@ def parse(fields: Fields) -> CohereConfig:
     return CohereConfig(**values, use_qk_norm=fields.flag("use_qk_norm", default=False))
 
 
-def parallel_transformer(fields: Fields, *, rope_theta: float, windows: Windows | None = None) -> dict[str, Any]:
-    """Return the values that Cohere's types share."""
-    fields = fields.without("rms_norm_eps").renamed({"layer_norm_eps": "rms_norm_eps"})
-    defaults = Defaults(kv_heads=True, rms_norm_eps=1e-5, rope_theta=rope_theta, tied=True)
-    scale = multiplier(fields, "logit_scale") if fields.get("logit_scale") is not None else 0.0625
-    return {**transformer(fields, defaults, windows=windows), "logit_scale": scale}
-
-
 def small(shape: Shape) -> dict[str, Any]:
     """Return the own fields of a small model."""
     return {"use_qk_norm": True, "logit_scale": 0.25}
 
-
-# Names of what every model of the type has, in files that were written with remote code.
-HARMLESS: Final = frozenset(
-    {"cache_implementation", "layer_switch", "order_of_interleaved_layers", "position_embedding_type", "rotary_pct"}
-    | {"use_embedding_sharing", "use_gated_activation", "use_parallel_block", "use_parallel_embedding"}
-)
 
 FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS)

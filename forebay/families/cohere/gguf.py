@@ -2,10 +2,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import ATTENTION, MLP, Architecture, Header
-
-COHERE_NAMES: Final = {**ATTENTION, **MLP, "attn_norm": "input_layernorm"}
-COHERE_KEYS: Final = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
+from forebay.families.architecture import Architecture, Header
+from forebay.families.parts.gguf.parallel import COHERE_KEYS, COHERE_NAMES
 
 
 def _configure(header: Header) -> None:

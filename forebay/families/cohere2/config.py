@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.cohere.config import HARMLESS, CohereConfig, parallel_transformer
 from forebay.families.fields import Fields
 from forebay.families.model_config import Family
+from forebay.families.parts.parallel import HARMLESS, CohereConfig, parallel_transformer
 from forebay.families.shape import WINDOW, Shape
 from forebay.families.transformer import FULL, SLIDING, Windows
 

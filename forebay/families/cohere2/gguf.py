@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.architecture import Architecture
-from forebay.families.cohere.gguf import COHERE_KEYS, COHERE_NAMES
+from forebay.families.parts.gguf.parallel import COHERE_KEYS, COHERE_NAMES
 
 ARCHITECTURES: Final = {
     "cohere2": Architecture(

@@ -2,17 +2,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.deepseek_v3.config import (
-    HARMLESS,
-    LatentConfig,
-    grouped_experts,
-    latent_attention,
-    latent_transformer,
-    mlp_layer_types,
-    small_latent,
-)
 from forebay.families.fields import Fields
 from forebay.families.model_config import Family
+from forebay.families.parts.experts import grouped_experts, mlp_layer_types
+from forebay.families.parts.latent import HARMLESS, LatentConfig, latent_attention, latent_transformer, small_latent
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import TensorNames
 from forebay.families.transformer import Defaults

@@ -1,41 +1,21 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from forebay.families.deepseek_v3.config import (
-    DRAFT_HEAD,
-    HARMLESS,
-    GroupedExperts,
-    LatentConfig,
-    grouped_experts,
-    latent_attention,
-    latent_transformer,
-    mlp_layer_types,
-)
-from forebay.families.deepseek_v3.config import small as small_v3
 from forebay.families.fields import Fields
-from forebay.families.mixers import Index, Latent
 from forebay.families.model_config import Family
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
+from forebay.families.parts.experts import grouped_experts
+from forebay.families.parts.latent import latent_attention, latent_transformer
+from forebay.families.parts.sparse_latent import (
+    FULL_INDEXER,
+    SPARSE_HARMLESS,
+    SPARSE_NAMES,
+    SparseLatentConfig,
+    read_index,
+    small,
+    sparse_latent,
+)
 from forebay.families.transformer import Defaults
-
-FULL_INDEXER: Final = "full"
-SHARED_INDEXER: Final = "shared"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SparseLatentConfig(LatentConfig):
-    """`indexer_types`: for each layer, `full` for an indexer of its own, or `shared` for the selection of the last one
-    before it."""
-
-    index: Index
-    indexer_types: tuple[str, ...]
-
-    @property
-    def sparse_top_k(self) -> int:
-        return self.index.top_k
 
 
 def parse(fields: Fields) -> SparseLatentConfig:
@@ -47,51 +27,5 @@ def parse(fields: Fields) -> SparseLatentConfig:
     index = read_index(fields, latent, num_heads=64, interleaved=False)
     return sparse_latent(fields, defaults, latent, experts, index, (FULL_INDEXER,) * num_layers)
 
-
-def sparse_latent(
-    fields: Fields,
-    defaults: Defaults,
-    latent: Latent,
-    experts: GroupedExperts,
-    index: Index,
-    indexer_types: tuple[str, ...],
-) -> SparseLatentConfig:
-    """Read the other fields of a transformer with latent attention and indexers, three dense layers by default. Raises
-    ModelError for fields that contradict the layout."""
-    fields.only("scoring_func", "sigmoid")
-    fields.only("topk_method", "noaux_tc")
-    fields.only("moe_layer_freq", 1)
-    values = latent_transformer(fields, defaults, latent)
-    fields.only("head_dim", values["head_dim"])
-    return SparseLatentConfig(
-        **values,
-        latent=latent,
-        experts=experts,
-        mlp_layer_types=mlp_layer_types(fields, values["num_layers"], dense=3),
-        index=index,
-        indexer_types=indexer_types,
-    )
-
-
-def read_index(fields: Fields, latent: Latent, *, num_heads: int, interleaved: bool) -> Index:
-    """Read the sizes of an indexer. Raises ModelError if its heads are smaller than their rotated part, and without a
-    latent vector of queries."""
-    if not latent.q_rank:
-        raise fields.wrong("q_lora_rank", "a size: indexers read the queries' latent vector")
-    return Index(
-        num_heads=fields.size("index_n_heads", default=num_heads),
-        head_dim=fields.size("index_head_dim", default=128, least=latent.rope_dim),
-        top_k=fields.size("index_topk", default=2048),
-        interleaved=interleaved,
-    )
-
-
-def small(shape: Shape) -> dict[str, Any]:
-    """Return the own fields of a small model, whose indexers select 64 tokens."""
-    return {**small_v3(shape), "index_n_heads": 4, "index_head_dim": 32, "index_topk": 64}
-
-
-SPARSE_HARMLESS: Final = HARMLESS | {"layer_types", "rope_interleave", "indexer_rope_interleave"}
-SPARSE_NAMES: Final = TensorNames(stacked_experts=True, draft_layers=True, draft_head=DRAFT_HEAD)
 
 FAMILY: Final = Family(parse=parse, small=small, harmless=SPARSE_HARMLESS, names=SPARSE_NAMES)

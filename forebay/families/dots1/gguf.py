@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.architecture import EXPERTS, PRE_NORM, Architecture, Header
-from forebay.families.deepseek_v3.gguf import GROUPED, SHARED_EXPERTS
-from forebay.families.glm4_moe.gguf import GROUPED_CHECKED, configure_grouped, restore_correction
+from forebay.families.parts.gguf.experts import GROUPED_CHECKED, configure_grouped, restore_correction
+from forebay.families.parts.gguf.latent import GROUPED, SHARED_EXPERTS
 
 
 def _configure(header: Header) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.architecture import EXPERTS, PRE_NORM, Architecture, Tensors
-from forebay.families.deepseek_v3.gguf import SHARED_EXPERTS
+from forebay.families.parts.gguf.latent import SHARED_EXPERTS
 from forebay.formats.stored_tensor import ComputedTensor
 
 _CORRECTION: Final = ".moe_statics.e_score_correction"

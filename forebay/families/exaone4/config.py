@@ -1,35 +1,15 @@
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from forebay.families.fields import Fields
 from forebay.families.model_config import Family, ModelConfig
-from forebay.families.shape import WINDOW, Shape
-from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, transformer
+from forebay.families.parts.windows import small, windowed_transformer
 
 
 def parse(fields: Fields) -> ModelConfig:
     """Read EXAONE 4's fields."""
     return ModelConfig(**windowed_transformer(fields))
-
-
-def windowed_transformer(fields: Fields) -> dict[str, Any]:
-    """Read a transformer without biases, where each layer but every `sliding_window_pattern`-th has a window. A pattern
-    has no effect beside a list of layers or a null as `sliding_window`, and may then be letters, as published."""
-
-    def windowed(num_layers: int) -> list[int]:
-        pattern = fields.size("sliding_window_pattern", default=4)
-        return [i for i in range(num_layers) if (i + 1) % pattern]
-
-    if fields.get("layer_types") is not None or fields.is_null("sliding_window"):
-        fields = fields.dropped("sliding_window_pattern")
-    defaults = Defaults(rms_norm_eps=1e-5, attention_bias=False)
-    return transformer(fields, defaults, windows=Windows(layers=windowed))
-
-
-def small(shape: Shape) -> dict[str, Any]:
-    """Return the own fields of a small model: three layers with a window, then one without."""
-    return {"layer_types": shape.cycle(SLIDING, SLIDING, SLIDING, FULL), "sliding_window": WINDOW}
 
 
 FAMILY: Final = Family(parse=parse, small=small)

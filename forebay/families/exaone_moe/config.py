@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.deepseek_v3.config import SPARSE, GroupedConfig, grouped_experts, mlp_layer_types
-from forebay.families.exaone4 import config as exaone4
-from forebay.families.exaone4.config import windowed_transformer
 from forebay.families.fields import Fields
 from forebay.families.model_config import Family
+from forebay.families.parts import windows as exaone4
+from forebay.families.parts.experts import SPARSE, GroupedConfig, grouped_experts, mlp_layer_types
+from forebay.families.parts.windows import windowed_transformer
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import TensorNames
 

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 from forebay.base.errors import brief
 from forebay.families.architecture import ATTENTION, EXPERTS, Architecture, Header, Tensors
-from forebay.families.deepseek_v3.gguf import NAMES
-from forebay.families.exaone4 import gguf as exaone4
+from forebay.families.parts.gguf import exaone as exaone4
+from forebay.families.parts.gguf.latent import NAMES
 
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 _DRAFT: Final = ("eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm")

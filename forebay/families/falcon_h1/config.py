@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Any, Final
 
-from forebay.families.bamba.config import bamba_mixer, expanded, small_mixer
-from forebay.families.fields import MAX_LAYERS, MAX_NUMBER, Fields, is_number
-from forebay.families.mamba.config import KERNELS
-from forebay.families.mamba2.config import HYBRID, Mamba2Config
+from forebay.families.fields import MAX_LAYERS, Fields
 from forebay.families.model_config import Family
+from forebay.families.parts.mamba import KERNELS
+from forebay.families.parts.mamba2 import HYBRID, Mamba2Config, bamba_mixer, expanded, small_mixer
+from forebay.families.parts.multipliers import _multipliers, multiplier
 from forebay.families.shape import Shape
 from forebay.families.transformer import Defaults, transformer
 
@@ -48,21 +48,6 @@ def parse(fields: Fields) -> FalconH1Config:
         mlp_multipliers=_multipliers(fields, "mlp_multipliers", fields.get("mlp_multipliers"), 2),
         ssm_multipliers=_multipliers(fields, "ssm_multipliers", fields.get("ssm_multipliers"), 5),
     )
-
-
-def multiplier(fields: Fields, name: str) -> float:
-    """Read a multiplier; 1 if the file has none."""
-    given = fields.get(name)
-    return _multipliers(fields, name, None if given is None else [given], 1)[0]
-
-
-def _multipliers(fields: Fields, name: str, given: Any, count: int) -> tuple[float, ...]:
-    values = [1.0] * count if given is None else given
-    if not isinstance(values, list) or len(values) != count:
-        raise fields.wrong(name, f"a list of {count} numbers")
-    if not all(is_number(value) and 0 < abs(value) <= MAX_NUMBER for value in values):
-        raise fields.wrong(name, "finite and not 0")
-    return tuple(map(float, values))
 
 
 def small(shape: Shape) -> dict[str, Any]:

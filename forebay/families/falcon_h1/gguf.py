@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.architecture import FINAL_NORM, GATED, PROJECTIONS, Architecture, Header, Tensors, within
-from forebay.families.mamba.gguf import SSM_KEYS
-from forebay.families.mamba2.gguf import BAMBA_KEYS, MAMBA2, configure_bamba, restore_mamba2
+from forebay.families.parts.gguf.mamba import SSM_KEYS
+from forebay.families.parts.gguf.mamba2 import BAMBA_KEYS, MAMBA2, configure_bamba, restore_mamba2
 
 
 def _configure(header: Header) -> None:

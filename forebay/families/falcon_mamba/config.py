@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.families.fields import Fields
-from forebay.families.mamba.config import HARMLESS, NAMES, MambaConfig, mamba1_mixer, mixers_only, small
 from forebay.families.model_config import Family
+from forebay.families.parts.mamba import HARMLESS, NAMES, MambaConfig, mamba1_mixer, mixers_only, small
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from forebay.families.fields import Fields
 from forebay.families.model_config import Family, ModelConfig
+from forebay.families.parts.caps import cap, pre_attention_scalar
 from forebay.families.shape import WINDOW, Shape
 from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, transformer
 
@@ -30,22 +31,6 @@ def parse(fields: Fields) -> Gemma2Config:
         scores_cap=cap(fields, "attn_logit_softcapping", default=50.0),
         logits_cap=cap(fields, "final_logit_softcapping", default=30.0),
     )
-
-
-def pre_attention_scalar(fields: Fields) -> float:
-    """Return the size whose root divides the scores. Raises ModelError for 0."""
-    scalar = fields.number("query_pre_attn_scalar", default=256.0)
-    if scalar == 0:
-        raise fields.wrong("query_pre_attn_scalar", "above 0")
-    return scalar
-
-
-def cap(fields: Fields, name: str, *, default: float) -> float:
-    """Return what numbers are held within, 0 for no cap, which a file says with a null. Raises ModelError for a 0 in a
-    file."""
-    if fields.is_null(name):
-        return 0.0
-    return default if fields.get(name) is None else fields.positive(name, default=default)
 
 
 def small(shape: Shape) -> dict[str, Any]:

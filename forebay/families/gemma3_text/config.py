@@ -1,18 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.families.fields import Fields
-from forebay.families.gemma2.config import pre_attention_scalar
 from forebay.families.model_config import Family, ModelConfig
+from forebay.families.parts.caps import pre_attention_scalar
+from forebay.families.parts.ropes import Ropes
 from forebay.families.rope import ropes_by_kind
 from forebay.families.shape import WINDOW, Shape
 from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, transformer
-
-Ropes = Mapping[str, tuple[float, dict[str, Any] | None]]
-"""Base and scaling for each kind of attention."""
 
 # Published files leave out what is as in the 4B model. They all have the other sizes: transformers' defaults of hidden
 # size, MLP and layers describe no published model, so a file without these is refused.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.architecture import Architecture
-from forebay.families.gemma2.gguf import GEMMA_NAMES, restore_norms, set_scalar
+from forebay.families.parts.gguf.gemma import GEMMA_NAMES, restore_norms, set_scalar
 
 _27B_LAYERS: Final = 62
 

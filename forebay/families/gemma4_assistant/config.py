@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.families.fields import Fields
-from forebay.families.gemma4_text import config as gemma4_text
-from forebay.families.gemma4_text.config import Gemma4Config
 from forebay.families.model_config import Family
+from forebay.families.parts import gemma4
 from forebay.families.tensor_names import TensorNames
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AssistantConfig(Gemma4Config):
+class AssistantConfig(gemma4.Gemma4Config):
     """`backbone_size` is the hidden size of the model that it drafts for. With `num_centroids`, 0 for none, a token is
     chosen of those next to the best `best_centroids`."""
 
@@ -24,7 +23,7 @@ class AssistantConfig(Gemma4Config):
 def parse(fields: Fields) -> AssistantConfig:
     """No layer has keys and values of its own, inputs of its own or experts."""
     plain = fields.dropped("num_kv_shared_layers")
-    text = gemma4_text.parse(plain)
+    text = gemma4.parse(plain)
     for name, given in (
         ("hidden_size_per_layer_input", text.per_layer_size),
         ("enable_moe_block", text.experts),
@@ -50,4 +49,4 @@ def parse(fields: Fields) -> AssistantConfig:
 
 _NAMES: Final = TensorNames(whole=("masked_embedding.token_ordering",))
 
-FAMILY: Final = Family(parse=parse, harmless=gemma4_text.FAMILY.harmless, names=_NAMES)
+FAMILY: Final = Family(parse=parse, harmless=gemma4.HARMLESS, names=_NAMES)

@@ -1,19 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from forebay.families.fields import Fields
-from forebay.families.model_config import Family, ModelConfig
+from forebay.families.model_config import Family
+from forebay.families.parts.partial_rotary import PartialRotaryConfig
 from forebay.families.rope import rotary_dim, without_partial_rotary
 from forebay.families.transformer import Defaults, transformer
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartialRotaryConfig(ModelConfig):
-    """`rotary_dim`: how many dimensions of a head, the first ones, are rotated."""
-
-    rotary_dim: int
 
 
 def parse(fields: Fields) -> PartialRotaryConfig:

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import PROJECTIONS, Architecture, Header, within
-
-JOINED_MLP: Final = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
+from forebay.families.architecture import PROJECTIONS, Architecture, within
+from forebay.families.parts.gguf.joined_mlp import JOINED_MLP, configure
 
 _NAMES: Final = {
     **within("self_attn", PROJECTIONS),
@@ -14,18 +13,6 @@ _NAMES: Final = {
     "ffn_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_mlp_layernorm",
 }
-
-
-def configure(header: Header) -> None:
-    """The share of a head's dimensions that is rotated, which is rounded down to their number again."""
-    if "attention.key_length" in header.own:
-        size = header.whole("attention.key_length")
-    else:
-        size = header.whole("embedding_length") // header.whole("attention.head_count")
-    rotated = header.whole("rope.dimension_count")
-    if rotated > size:
-        raise header.wrong(f"{rotated} rotated dimensions of {size} of a head")
-    header.config.update(head_dim=size, partial_rotary_factor=min(1.0, (rotated + 0.5) / size))
 
 
 ARCHITECTURES: Final = {

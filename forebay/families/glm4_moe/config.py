@@ -3,9 +3,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.deepseek_v3.config import NAMES, GroupedConfig, grouped_experts, mlp_layer_types
 from forebay.families.fields import Fields
 from forebay.families.model_config import Family
+from forebay.families.parts.experts import GroupedConfig, grouped_experts, mlp_layer_types, small_experts
+from forebay.families.parts.latent import NAMES
 from forebay.families.rope import rotary_dim, without_partial_rotary
 from forebay.families.shape import Shape
 from forebay.families.transformer import Defaults, transformer
@@ -33,12 +34,6 @@ def parse(fields: Fields) -> Glm4MoeConfig:
         rotary_dim=rotary_dim(fields, values["head_dim"], share),
         qk_norm=fields.flag("use_qk_norm", default=False),
     )
-
-
-def small_experts(shape: Shape) -> dict[str, Any]:
-    """Return the fields of eight experts beside a shared one, two for each token."""
-    inner = {"moe_intermediate_size": shape.hidden_size}
-    return {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, **inner}
 
 
 def small(shape: Shape) -> dict[str, Any]:

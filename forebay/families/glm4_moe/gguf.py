@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import ATTENTION, EXPERTS, MLP, Architecture, Header, Tensors
-from forebay.families.deepseek_v3.gguf import DRAFT, GROUPED, SHARED_EXPERTS, leave_out_draft, without_draft
-from forebay.families.glm4.gguf import configure as configure_rotation
-
-GROUPED_CHECKED: Final = ("expert_gating_func", "expert_weights_norm", "nextn_predict_layers")
+from forebay.families.architecture import ATTENTION, EXPERTS, MLP, Architecture, Header
+from forebay.families.parts.gguf.experts import GROUPED_CHECKED, configure_grouped, restore_correction
+from forebay.families.parts.gguf.joined_mlp import configure as configure_rotation
+from forebay.families.parts.gguf.latent import DRAFT, GROUPED, SHARED_EXPERTS, without_draft
 
 _NAMES: Final = {
     **ATTENTION,
@@ -20,21 +19,6 @@ _NAMES: Final = {
     "attn_norm": "input_layernorm",
     "post_attention_norm": "post_attention_layernorm",
 }
-
-
-def configure_grouped(header: Header) -> None:
-    """Complete the configuration with the fields of experts in groups. Raises ModelError for another router."""
-    header.check_sigmoid()
-    header.config.update(
-        n_routed_experts=header.config.pop("num_experts", None),
-        norm_topk_prob=bool(header.own.get("expert_weights_norm", False)),
-    )
-    leave_out_draft(header)
-
-
-def restore_correction(tensors: Tensors) -> Tensors:
-    """Return the tensors with the correction of the experts' scores under its name, which has no suffix."""
-    return {name.replace(".e_score_correction.bias", ".e_score_correction_bias"): t for name, t in tensors.items()}
 
 
 def _configure(header: Header) -> None:

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.deepseek_v3.config import grouped_experts, latent_attention, latent_transformer
-from forebay.families.deepseek_v32.config import (
+from forebay.families.fields import Fields
+from forebay.families.model_config import Family
+from forebay.families.parts.experts import grouped_experts
+from forebay.families.parts.latent import latent_attention, latent_transformer
+from forebay.families.parts.sparse_latent import (
     FULL_INDEXER,
     SHARED_INDEXER,
     SPARSE_HARMLESS,
@@ -12,9 +15,7 @@ from forebay.families.deepseek_v32.config import (
     read_index,
     sparse_latent,
 )
-from forebay.families.deepseek_v32.config import small as small_v32
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.parts.sparse_latent import small as small_v32
 from forebay.families.shape import Shape
 from forebay.families.transformer import Defaults
 

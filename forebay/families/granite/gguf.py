@@ -5,15 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.architecture import PRE_NORM, Architecture, Header
-from forebay.families.granitemoehybrid.gguf import SCALES
-from forebay.families.mamba.gguf import SSM_KEYS
-
-
-def attention_alone(header: Header) -> None:
-    """Complete the configuration of a model without mixers. Raises ModelError for one without rotary embedding."""
-    if header.own.get("rope.scaling.finetuned", True) is not True:
-        raise header.wrong("a file of attention without rotary embedding is not supported")
-    header.config["num_key_value_heads"] = header.kv_heads()
+from forebay.families.parts.gguf.joined_experts import SCALES
+from forebay.families.parts.gguf.mamba import SSM_KEYS
+from forebay.families.parts.gguf.multipliers import attention_alone
 
 
 def _configure(header: Header) -> None:

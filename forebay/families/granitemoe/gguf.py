@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.architecture import PRE_NORM, Architecture, Header
-from forebay.families.granite.gguf import attention_alone
-from forebay.families.granitemoehybrid.gguf import EXPERTS, SCALES, join_shared
-from forebay.families.mamba.gguf import SSM_KEYS
+from forebay.families.parts.gguf.joined_experts import EXPERTS, SCALES, join_shared
+from forebay.families.parts.gguf.mamba import SSM_KEYS
+from forebay.families.parts.gguf.multipliers import attention_alone
 
 
 def _configure(header: Header) -> None:

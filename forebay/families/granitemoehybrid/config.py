@@ -3,17 +3,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.bamba.config import bamba_mixer, expanded, small_mixer
 from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.granite.config import Multipliers, multipliers
-from forebay.families.mamba.config import KERNELS
-from forebay.families.mamba2.config import Mamba2Config, listed_layers
 from forebay.families.model_config import Experts, Family
+from forebay.families.parts.joined_experts import NAMES
+from forebay.families.parts.mamba import KERNELS
+from forebay.families.parts.mamba2 import Mamba2Config, bamba_mixer, expanded, listed_layers, small_mixer
+from forebay.families.parts.multipliers import Multipliers, multipliers
 from forebay.families.rope import ROPE_FIELDS
 from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
 from forebay.families.transformer import FULL, LINEAR, Defaults, count_of, transformer
-from forebay.formats.turned_experts import DOWN, GATE_UP
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,16 +71,5 @@ def small(shape: Shape) -> dict[str, Any]:
         "position_embedding_type": "nope",
     }
 
-
-# Of experts, which are stacked, and their router.
-NAMES: Final = TensorNames(
-    renamed=(
-        (r"\.block_sparse_moe\.input_linear\.weight$", f".block_sparse_moe.experts.{GATE_UP}"),
-        (r"\.block_sparse_moe\.output_linear\.weight$", f".block_sparse_moe.experts.{DOWN}"),
-        (r"\.router\.layer\.weight$", ".router.weight"),
-    ),
-    stacked_experts=True,
-    stacks=("input_linear.weight", "output_linear.weight"),
-)
 
 FAMILY: Final = Family(parse=parse, small=small, harmless=KERNELS, names=NAMES)

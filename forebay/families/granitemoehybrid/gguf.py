@@ -4,26 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.base.errors import ModelError
-from forebay.families.architecture import GATED, PROJECTIONS, Architecture, Header, Tensors, expert_names, within
-from forebay.families.mamba.gguf import SSM_KEYS, limit_positions
-from forebay.families.mamba2.gguf import BAMBA_KEYS, MAMBA2, configure_bamba, expansion, restore_mamba2
+from forebay.families.architecture import PROJECTIONS, Architecture, Header, Tensors, within
+from forebay.families.parts.gguf.joined_experts import _SHARED, EXPERTS, SCALES, join_shared
+from forebay.families.parts.gguf.mamba import SSM_KEYS, limit_positions
+from forebay.families.parts.gguf.mamba2 import BAMBA_KEYS, MAMBA2, configure_bamba, expansion, restore_mamba2
 from forebay.families.transformer import FULL, LINEAR
-from forebay.formats.stored_tensor import one_below_the_other
-
-_SHARED: Final = {"ffn_gate": "gate", "ffn_up": "up", "ffn_down": "output_linear"}
-
-SCALES: Final = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
-EXPERTS: Final = {
-    "ffn_gate_inp": "block_sparse_moe.router",
-    **expert_names("block_sparse_moe", GATED),
-    **within("shared_mlp", {f"{stored}_shexp": name for stored, name in _SHARED.items()}),
-}
 
 
 def _configure(header: Header) -> None:
@@ -42,17 +27,6 @@ def _configure(header: Header) -> None:
 
 def _restore(tensors: Tensors) -> Tensors:
     return join_shared(restore_mamba2(tensors))
-
-
-def join_shared(tensors: Tensors) -> Tensors:
-    """Make one tensor of gate and up of each shared MLP. Raises ModelError where one of them is missing."""
-    joined = dict(tensors)
-    for name in [name for name in joined if name.endswith(".shared_mlp.gate.weight")]:
-        gate, up = joined.pop(name), joined.pop(name.replace(".gate.", ".up."), None)
-        if up is None or up.shape != gate.shape:
-            raise ModelError(f"{name}: there is no up of the same shape")
-        joined[name.replace(".gate.", ".input_linear.")] = one_below_the_other(gate, up)
-    return joined
 
 
 ARCHITECTURES: Final = {

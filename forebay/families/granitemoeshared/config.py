@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from forebay.families.fields import Fields
-from forebay.families.granite.config import GraniteConfig
-from forebay.families.granitemoe import config as granitemoe
-from forebay.families.granitemoehybrid.config import NAMES
 from forebay.families.model_config import Family
+from forebay.families.parts import scaled_experts as granitemoe
+from forebay.families.parts.joined_experts import NAMES
+from forebay.families.parts.multipliers import GraniteConfig
 from forebay.families.shape import Shape
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from forebay.families.fields import Fields
-from forebay.families.hunyuan_v1_dense.config import SAID, rotated_first
 from forebay.families.model_config import Experts, Family, ModelConfig
+from forebay.families.parts.rotated_first import SAID, rotated_first
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import TensorNames
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.architecture import EXPERTS, GATED, Architecture, Header, within
-from forebay.families.hunyuan_v1_dense.gguf import NAMES
+from forebay.families.parts.gguf.hunyuan import NAMES
 
 
 def _configure(header: Header) -> None:

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.deepseek_v3.config import DRAFT_HEAD, GroupedConfig, GroupedExperts, mlp_layer_types
 from forebay.families.fields import Fields
 from forebay.families.model_config import Family
+from forebay.families.parts.experts import GroupedConfig, GroupedExperts, mlp_layer_types
+from forebay.families.parts.latent import DRAFT_HEAD
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import TensorNames
 from forebay.families.transformer import Defaults, transformer

@@ -6,8 +6,8 @@ from typing import Final
 
 from forebay.base.errors import brief
 from forebay.families.architecture import GATED, PRE_NORM, Architecture, Header, Tensors, expert_names, within
-from forebay.families.deepseek_v3.config import DENSE, SPARSE
-from forebay.families.deepseek_v3.gguf import DRAFT, leave_out_draft, without_draft
+from forebay.families.parts.experts import DENSE, SPARSE
+from forebay.families.parts.gguf.latent import DRAFT, leave_out_draft, without_draft
 
 _NAMES: Final = {
     **PRE_NORM,

@@ -4,7 +4,7 @@ from typing import Final
 
 from forebay.families.fields import Fields
 from forebay.families.model_config import Family, ModelConfig
-from forebay.families.seed_oss.config import sized
+from forebay.families.parts.biases import sized
 from forebay.families.transformer import Defaults, transformer
 
 _BIASES: Final = {"qkv_bias": "attention_bias", "bias": "mlp_bias"}

@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.architecture import FINAL_NORM, GATED, PROJECTIONS, Architecture, Header, expert_names, within
-from forebay.families.mamba.gguf import MAMBA1, SSM_KEYS, restore_mamba1
-from forebay.families.mamba2.gguf import expansion
+from forebay.families.parts.gguf.mamba import MAMBA1, SSM_KEYS, restore_mamba1
+from forebay.families.parts.gguf.mamba2 import expansion
 
 _NAMES: Final = {**MAMBA1, "ssm_dt_norm": "dt_layernorm", "ssm_b_norm": "b_layernorm", "ssm_c_norm": "c_layernorm"}
 

@@ -1,46 +1,22 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.deepseek_v3.config import (
-    HARMLESS,
-    LatentConfig,
-    grouped_experts,
-    latent_attention,
-    latent_transformer,
-    mlp_layer_types,
-    small_latent,
-)
 from forebay.families.fields import Fields
-from forebay.families.mixers import KimiDelta
 from forebay.families.model_config import Family
+from forebay.families.parts.experts import grouped_experts, mlp_layer_types
+from forebay.families.parts.kimi_delta import NAMES, KimiLinearConfig, kimi_delta
+from forebay.families.parts.latent import HARMLESS, latent_attention, latent_transformer, small_latent
 from forebay.families.rope import ROPE_FIELDS
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import FULL, LINEAR, Defaults, kernel_width, layers_of
+from forebay.families.transformer import FULL, LINEAR, Defaults, layers_of
 
-# What else than DeepSeek Kimi and Ling call a field.
-NAMES: Final = {
-    "model_max_length": "max_position_embeddings",
-    "moe_renormalize": "norm_topk_prob",
-    "num_expert_group": "n_group",
-    "num_experts": "n_routed_experts",
-    "num_experts_per_token": "num_experts_per_tok",
-    "num_shared_experts": "n_shared_experts",
-}
 _LINEAR_NAMES: Final = {
     "head_dim": "linear_head_dim",
     "num_heads": "linear_num_heads",
     "short_conv_kernel_size": "linear_conv_kernel_dim",
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KimiLinearConfig(LatentConfig):
-    """A configuration of latent attention with the sizes of Kimi's delta rule."""
-
-    delta: KimiDelta
 
 
 def parse(fields: Fields) -> KimiLinearConfig:
@@ -72,16 +48,6 @@ def _layers(fields: Fields, num_layers: int) -> list[str]:
     if sorted(full + linear) != list(range(1, num_layers + 1)):
         raise fields.wrong("kda_layers", f"those of layers 1 to {num_layers} that full_attn_layers does not have")
     return [FULL if i + 1 in full else LINEAR for i in range(num_layers)]
-
-
-def kimi_delta(fields: Fields, *, heads: int, head_dim: int, lower_bound: float = 0.0) -> KimiDelta:
-    """Read the sizes of a delta rule; `heads` and `head_dim` are the type's defaults."""
-    return KimiDelta(
-        num_heads=fields.size("linear_num_heads", default=heads),
-        head_dim=fields.size("linear_head_dim", default=head_dim),
-        width=kernel_width(fields, "linear_conv_kernel_dim"),
-        lower_bound=lower_bound,
-    )
 
 
 def small(shape: Shape) -> dict[str, Any]:

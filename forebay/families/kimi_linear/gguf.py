@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 
 from forebay.families.architecture import Architecture, Header, Tensors
-from forebay.families.deepseek_v3.gguf import CHECKED, KEYS, NAMES, configure_latent, restore_latent
-from forebay.families.mamba2.gguf import restore_mamba2
+from forebay.families.parts.gguf.latent import CHECKED, KEYS, NAMES, configure_latent, restore_latent
+from forebay.families.parts.gguf.mamba2 import restore_mamba2
 from forebay.families.transformer import FULL, LINEAR
 from forebay.formats.stored_tensor import ComputedTensor
 

@@ -1,28 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.families.fields import MAX_LAYERS, MAX_SIZE, Fields
-from forebay.families.model_config import Family, ModelConfig
+from forebay.families.model_config import Family
+from forebay.families.parts.convolution import CONV, LFM2_DEFAULTS, OLD_NAMES, Lfm2Config, convolutional
 from forebay.families.shape import Shape
-from forebay.families.transformer import FULL, Defaults, kernel_width, transformer
-
-CONV: Final = "conv"
-
-LFM_NAMES: Final = {"norm_eps": "rms_norm_eps"}
-# What the first LFM2 files call things; where there are both, transformers takes these.
-OLD_NAMES: Final = {**LFM_NAMES, "tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
-LFM2_DEFAULTS: Final = Defaults(rms_norm_eps=1e-5, rope_theta=1_000_000.0, tied=True, attention_bias=False)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lfm2Config(ModelConfig):
-    """A configuration with the width in tokens of the short convolutions, and whether they have a bias."""
-
-    conv_width: int
-    conv_bias: bool
+from forebay.families.transformer import FULL
 
 
 def parse(fields: Fields) -> Lfm2Config:
@@ -46,26 +30,6 @@ def _intermediate_size(fields: Fields) -> int:
     if not 1 <= adjusted <= MAX_SIZE - multiple:
         raise fields.wrong("block_ffn_dim_multiplier", f"a factor that leaves {size} in bounds")
     return -(-int(adjusted) // multiple) * multiple
-
-
-def convolutional(
-    fields: Fields,
-    defaults: Defaults,
-    computed: Sequence[str] | None,
-    *,
-    possible: Iterable[str] = (CONV, FULL),
-    width: int = 3,
-) -> dict[str, Any]:
-    """Return `Lfm2Config`'s values. `computed`: the kinds of layers of a file that does not list them, None if it
-    must."""
-    values = transformer(fields, defaults, layer_types=())
-    listed = fields.replaced(layer_types=fields.get("layer_types") or computed)
-    return {
-        **values,
-        "layer_types": tuple(listed.one_of_each("layer_types", values["num_layers"], tuple(possible))),
-        "conv_width": kernel_width(fields, "conv_L_cache", default=width),
-        "conv_bias": fields.flag("conv_bias", default=False),
-    }
 
 
 def small(shape: Shape) -> dict[str, Any]:

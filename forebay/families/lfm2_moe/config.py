@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.families.fields import Fields
-from forebay.families.lfm2.config import CONV, LFM2_DEFAULTS, OLD_NAMES, Lfm2Config, convolutional
 from forebay.families.model_config import Experts, Family
+from forebay.families.parts.convolution import CONV, LFM2_DEFAULTS, OLD_NAMES, Lfm2Config, convolutional
 from forebay.families.shape import Shape
 from forebay.families.transformer import FULL, experts
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.architecture import Architecture, Header, expert_names
-from forebay.families.lfm2.gguf import NAMES, TOP, configure, restore
+from forebay.families.parts.gguf.convolution import NAMES, TOP, configure, restore
 
 _MOE_NAMES: Final = {
     **NAMES,

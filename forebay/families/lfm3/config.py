@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.gemma3_text.config import Ropes
-from forebay.families.lfm2.config import CONV, LFM_NAMES, Lfm2Config, convolutional
 from forebay.families.model_config import Family
+from forebay.families.parts.convolution import CONV, LFM_NAMES, Lfm2Config, convolutional
+from forebay.families.parts.ropes import Ropes
 from forebay.families.rope import ropes_by_kind
 from forebay.families.shape import WINDOW, Shape
 from forebay.families.tensor_names import TensorNames

@@ -5,12 +5,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import PRE_NORM, Architecture, Header, expert_names
-
-EXPERTS: Final = {
-    "ffn_gate_inp": "block_sparse_moe.gate",
-    **expert_names("block_sparse_moe", {"ffn_gate": "w1", "ffn_up": "w3", "ffn_down": "w2"}),
-}
+from forebay.families.architecture import PRE_NORM, Architecture, Header
+from forebay.families.parts.gguf.mixtures import EXPERTS
 
 
 def _configure(header: Header) -> None:

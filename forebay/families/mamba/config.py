@@ -1,82 +1,15 @@
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from forebay.families.fields import Fields
-from forebay.families.mixers import Mamba1Mixer
-from forebay.families.model_config import Family, ModelConfig
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import LINEAR, common, kernel_width
-
-_POSITIONS: Final = 1 << 17
-"""Positions of a model whose configuration has no limit, since its state has no room for one: 131,072. The published
-ones were trained on 2,048 to 8,192 tokens, so that it is memory for the page tables, not the model, that this bounds.
-"""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MambaConfig(ModelConfig):
-    """A configuration with the sizes of a Mamba mixer."""
-
-    mixer: Mamba1Mixer
+from forebay.families.model_config import Family
+from forebay.families.parts.mamba import HARMLESS, NAMES, MambaConfig, mamba1_mixer, mixers_only, small
 
 
 def parse(fields: Fields) -> MambaConfig:
     """Read Mamba's fields: layers of mixers alone, with tied embeddings by default."""
     return MambaConfig(**mixers_only(fields, tied=True), mixer=mamba1_mixer(fields))
 
-
-def mamba1_mixer(fields: Fields) -> Mamba1Mixer:
-    """Read the sizes of a Mamba mixer under transformers' names."""
-    hidden_size = fields.size("hidden_size")
-    intermediate = fields.size("expand", default=2, most=1024) * hidden_size
-    return Mamba1Mixer(
-        intermediate_size=fields.size("intermediate_size", default=intermediate),
-        state_size=fields.size("state_size", default=16),
-        dt_rank=rank_of(fields, "time_step_rank", hidden_size),
-        width=kernel_width(fields, "conv_kernel"),
-        bias=fields.flag("use_bias", default=False),
-        conv_bias=fields.flag("use_conv_bias", default=True),
-    )
-
-
-def mixers_only(fields: Fields, *, tied: bool) -> dict[str, Any]:
-    """`ModelConfig`'s values of models without attention, and without anything else but mixers."""
-    shared = common(fields)
-    return {
-        **shared,
-        "intermediate_size": 0,
-        "num_heads": 0,
-        "num_kv_heads": 0,
-        "head_dim": 0,
-        "max_position_embeddings": fields.size("max_position_embeddings", default=_POSITIONS),
-        "rms_norm_eps": fields.number("layer_norm_epsilon", default=1e-5),
-        "rope_theta": 0.0,
-        "tie_word_embeddings": fields.flag("tie_word_embeddings", default=tied),
-        "layer_types": (LINEAR,) * shared["num_layers"],
-    }
-
-
-def rank_of(fields: Fields, name: str, hidden_size: int) -> int:
-    """Return the rank of the layer that gives dt: a sixteenth of the hidden size, rounded up, if the file says
-    `auto` or nothing."""
-    return math.ceil(hidden_size / 16) if fields.get(name) in (None, "auto") else fields.size(name)
-
-
-def small(shape: Shape) -> dict[str, Any]:
-    """Return the own fields of a small model, whose mixers are twice as wide as the model."""
-    return {"state_size": 16, "expand": 2, "intermediate_size": 2 * shape.hidden_size}
-
-
-NAMES: Final = TensorNames(renamed=((r"^backbone\.embedding\.", "backbone.embeddings."),))
-# How transformers computes, what it trains with, and how it makes weights that are not in a file.
-KERNELS: Final = frozenset(
-    {"chunk_size", "mamba_chunk_size", "use_associative_scan", "use_mamba_kernels", "use_mambapy", "use_mem_eff_path"}
-)
-INITIAL: Final = frozenset({"time_step_floor", "time_step_init_scheme", "time_step_max", "time_step_scale"})
-HARMLESS: Final = KERNELS | INITIAL | {"residual_in_fp32", "time_step_min"}
 
 FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS, names=NAMES)

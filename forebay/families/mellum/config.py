@@ -3,11 +3,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.deepseek_v3.config import DENSE, SPARSE, mlp_layer_types
 from forebay.families.fields import Fields
-from forebay.families.gemma3_text.config import Ropes
 from forebay.families.model_config import Experts, Family, ModelConfig
-from forebay.families.qwen3_5_text.config import MTP_HEAD
+from forebay.families.parts.experts import DENSE, SPARSE, mlp_layer_types
+from forebay.families.parts.gated_delta import MTP_HEAD
+from forebay.families.parts.ropes import Ropes
 from forebay.families.rope import ropes_by_kind
 from forebay.families.shape import WINDOW, Shape
 from forebay.families.tensor_names import TensorNames

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.deepseek_v3.config import DENSE, SPARSE, GroupedExperts, grouped_experts
 from forebay.families.fields import MAX_LAYERS, Fields
 from forebay.families.model_config import Family, ModelConfig
+from forebay.families.parts.experts import DENSE, SPARSE, GroupedExperts, grouped_experts
 from forebay.families.rope import rope_theta_and_scaling, rotary_dim, without_partial_rotary
 from forebay.families.shape import WINDOW, Shape
 from forebay.families.tensor_names import TensorNames

@@ -9,8 +9,8 @@ import numpy as np
 
 from forebay.base.errors import brief
 from forebay.families.architecture import ATTENTION, EXPERTS, MLP, Architecture, Header, Tensors
-from forebay.families.deepseek_v3.config import DENSE, SPARSE
 from forebay.families.mimo_v2_flash.config import MimoConfig
+from forebay.families.parts.experts import DENSE, SPARSE
 from forebay.families.transformer import FULL, SLIDING
 
 _LAYER: Final = re.compile(r"model\.layers\.(\d{1,6})\.")

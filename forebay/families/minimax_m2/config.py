@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from forebay.families.fields import Fields
-from forebay.families.mixtral.config import NAMES, MixtralConfig, wide_experts
 from forebay.families.model_config import Family
+from forebay.families.parts.wide_experts import NAMES, MixtralConfig, wide_experts
 from forebay.families.rope import rotary_dim, without_partial_rotary
 from forebay.families.shape import Shape
 from forebay.families.transformer import Defaults, transformer

@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.architecture import PRE_NORM, Architecture, Header
-from forebay.families.glm4.gguf import configure as configure_rotation
-from forebay.families.glm4_moe.gguf import restore_correction
-from forebay.families.llama.gguf import EXPERTS
+from forebay.families.parts.gguf.experts import restore_correction
+from forebay.families.parts.gguf.joined_mlp import configure as configure_rotation
+from forebay.families.parts.gguf.mixtures import EXPERTS
 
 
 def _configure(header: Header) -> None:

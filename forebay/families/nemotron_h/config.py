@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.deepseek_v3.config import GroupedExperts
 from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.jamba.config import OWN_CODE
-from forebay.families.mamba.config import INITIAL, KERNELS
-from forebay.families.mamba2.config import Mamba2Config, groups_of, listed_layers
 from forebay.families.mixers import Mamba2Mixer
 from forebay.families.model_config import Family
+from forebay.families.parts.experts import GroupedExperts
+from forebay.families.parts.mamba import INITIAL, KERNELS
+from forebay.families.parts.mamba2 import Mamba2Config, groups_of, listed_layers
+from forebay.families.parts.own_code import OWN_CODE
 from forebay.families.rope import ROPE_FIELDS
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import TensorNames

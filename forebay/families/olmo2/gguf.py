@@ -2,15 +2,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import ATTENTION, MLP, YARN_KEYS, Architecture, Header
+from forebay.families.architecture import YARN_KEYS, Architecture, Header
+from forebay.families.parts.gguf.olmo import NAMES
 from forebay.families.transformer import FULL, SLIDING
-
-NAMES: Final = {
-    **ATTENTION,
-    **MLP,
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
 
 
 def _configure(header: Header) -> None:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.families.fields import Fields
-from forebay.families.gemma3_text.config import Ropes
 from forebay.families.model_config import Family, ModelConfig
+from forebay.families.parts.ropes import Ropes
 from forebay.families.rope import ropes_by_kind
 from forebay.families.shape import WINDOW, Shape
 from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, transformer

@@ -6,8 +6,8 @@ from typing import Any, Final
 from forebay.families.fields import Fields
 from forebay.families.mixers import DeltaNet
 from forebay.families.model_config import Family, ModelConfig
-from forebay.families.qwen3_5_text import config as qwen3_5
-from forebay.families.qwen3_5_text.config import delta_net
+from forebay.families.parts import gated_delta as qwen3_5
+from forebay.families.parts.gated_delta import delta_net
 from forebay.families.rope import rope_parameters
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import TensorNames

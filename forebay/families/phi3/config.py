@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.fields import Fields
-from forebay.families.glm4.config import PartialRotaryConfig
-from forebay.families.jamba.config import OWN_CODE
 from forebay.families.model_config import Family
+from forebay.families.parts.own_code import OWN_CODE
+from forebay.families.parts.partial_rotary import PartialRotaryConfig
 from forebay.families.rope import rotary_dim, without_partial_rotary
 from forebay.families.transformer import Defaults, Windows, transformer
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.architecture import Architecture, Header
-from forebay.families.glm4 import gguf as glm4
-from forebay.families.glm4.gguf import JOINED_MLP
+from forebay.families.parts.gguf import joined_mlp as glm4
+from forebay.families.parts.gguf.joined_mlp import JOINED_MLP
 
 
 def _configure(header: Header) -> None:

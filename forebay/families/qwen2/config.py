@@ -2,25 +2,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.transformer import Defaults, Windows, plain
-
-# Of a window that is not asked for.
-NO_WINDOW: Final = frozenset({"sliding_window", "max_window_layers"})
-
-
-def asks_for_windows(fields: Fields) -> bool:
-    """Return whether the file turns windows on: sizes alone do not."""
-    return fields.flag("use_sliding_window", default=False)
-
-
-def late_windows(fields: Fields) -> Windows | None:
-    """Return the windows of the layers from `max_window_layers` on, or None if they are off."""
-
-    def late(num_layers: int) -> range:
-        return range(fields.size("max_window_layers", default=28), num_layers)
-
-    return Windows(layers=late) if asks_for_windows(fields) else None
-
+from forebay.families.parts.late_windows import NO_WINDOW, late_windows
+from forebay.families.transformer import Defaults, plain
 
 FAMILY: Final = plain(Defaults(attention_bias=False), windows=late_windows, harmless=NO_WINDOW)

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 from forebay.families.fields import Fields
 from forebay.families.model_config import Family
-from forebay.families.qwen2.config import NO_WINDOW, asks_for_windows
-from forebay.families.qwen3_moe.config import Qwen3MoeConfig, expert_layers
+from forebay.families.parts.expert_layers import Qwen3MoeConfig, expert_layers
+from forebay.families.parts.late_windows import NO_WINDOW, asks_for_windows
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import TensorNames
 from forebay.families.transformer import Defaults, Windows, experts, transformer

@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.architecture import EXPERTS, PRE_NORM, Architecture, Header, Tensors
-from forebay.families.qwen3_5_moe_text.gguf import SHARED_EXPERT
-from forebay.families.qwen3_5_text.gguf import unflattened
+from forebay.families.parts.gguf.gated_delta import unflattened
+from forebay.families.parts.gguf.shared_experts import SHARED_EXPERT
 
 
 def _configure(header: Header) -> None:

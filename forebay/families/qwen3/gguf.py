@@ -3,9 +3,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.architecture import PRE_NORM, Architecture
-
-# What pictures need beside the text: M-RoPE's sections, and the layers that are given more than embeddings of them.
-PICTURES: Final = ("rope.dimension_sections", "n_deepstack_layers")
+from forebay.families.parts.gguf.qwen_pictures import PICTURES
 
 ARCHITECTURES: Final = {
     "qwen3": Architecture(block_names=PRE_NORM),

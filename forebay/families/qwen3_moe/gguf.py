@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.architecture import EXPERTS, PRE_NORM, Architecture, Header
-from forebay.families.qwen3.gguf import PICTURES
+from forebay.families.parts.gguf.qwen_pictures import PICTURES
 
 
 def _configure(header: Header) -> None:

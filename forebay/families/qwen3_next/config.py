@@ -5,9 +5,9 @@ from typing import Final
 
 from forebay.families.fields import Fields
 from forebay.families.model_config import Family
-from forebay.families.qwen3_5_moe_text.config import Qwen35MoeConfig, qwen_experts, small
-from forebay.families.qwen3_5_text.config import HARMLESS, NAMES, gated_transformer
-from forebay.families.qwen3_moe.config import expert_layers
+from forebay.families.parts.expert_layers import expert_layers
+from forebay.families.parts.gated_delta import HARMLESS, NAMES, gated_transformer
+from forebay.families.parts.shared_experts import Qwen35MoeConfig, qwen_experts, small
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,8 +6,8 @@ import numpy as np
 
 from forebay.base.errors import ModelError
 from forebay.families.architecture import Architecture, Tensors
-from forebay.families.qwen3_5_moe_text.gguf import EXPERT_NAMES
-from forebay.families.qwen3_5_text.gguf import CHECKED, KEYS, configure, restore, taken
+from forebay.families.parts.gguf.gated_delta import CHECKED, KEYS, configure, restore, taken
+from forebay.families.parts.gguf.shared_experts import EXPERT_NAMES
 from forebay.families.qwen3_next.config import Qwen3NextConfig
 from forebay.formats.stored_tensor import one_below_the_other
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from forebay.families.fields import MAX_LAYERS, Fields
 from forebay.families.model_config import Family, ModelConfig
-from forebay.families.qwen2.config import NO_WINDOW, asks_for_windows
+from forebay.families.parts.late_windows import NO_WINDOW, asks_for_windows
 from forebay.families.transformer import Defaults, Windows, transformer
 
 

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.deepseek_v3.config import SPARSE, GroupedConfig, grouped_experts
 from forebay.families.fields import Fields
-from forebay.families.glm4_moe.config import small_experts
 from forebay.families.model_config import Family
+from forebay.families.parts.experts import SPARSE, GroupedConfig, grouped_experts, small_experts
 from forebay.families.tensor_names import TensorNames
 from forebay.families.transformer import Defaults, transformer
 

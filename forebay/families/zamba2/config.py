@@ -4,12 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.bamba.config import expanded
 from forebay.families.fields import Fields
-from forebay.families.mamba.config import INITIAL, KERNELS
-from forebay.families.mamba2.config import HYBRID, Mamba2Config, groups_of, listed_layers
 from forebay.families.mixers import Mamba2Mixer
 from forebay.families.model_config import Family
+from forebay.families.parts.mamba import INITIAL, KERNELS
+from forebay.families.parts.mamba2 import HYBRID, Mamba2Config, expanded, groups_of, listed_layers
 from forebay.families.rope import ROPE_FIELDS
 from forebay.families.shape import Shape
 from forebay.families.transformer import LINEAR, Defaults, kernel_width, transformer

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.kimi_linear.config import KimiLinearConfig
+from forebay.families.parts.kimi_delta import KimiLinearConfig
 from forebay.families.transformer import FULL
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.draft_head import DraftHeadSpec
 from forebay.models.decoder import block_spec, draft_head_spec, layer_name
-from forebay.models.families.deepseek_v3 import feed_forward, latent_attention_spec, with_draft_layer
-from forebay.models.families.kimi_linear import kimi_delta_spec
+from forebay.models.families.parts.kimi_delta import kimi_delta_spec
+from forebay.models.families.parts.latent import feed_forward, latent_attention_spec, with_draft_layer
 
 DECODER = {"embedding": "model.word_embeddings"}
 

@@ -2,16 +2,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.mamba2.config import Mamba2Config
+from forebay.families.parts.mamba2 import Mamba2Config
 from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_spec, rope_spec
-from forebay.models.families.mamba2 import mamba2_spec
+from forebay.models.families.parts.mamba2 import mamba2_spec
+from forebay.models.families.parts.mamba_names import FINAL_NORM, NORMS
 
-FINAL_NORM = "model.final_layernorm"
 DECODER = {"norm": FINAL_NORM}
-NORMS = ("input_layernorm", "pre_ff_layernorm")
-"""Of a layer's mixer and its MLP; Falcon-H1 and Jamba call all of these so, too."""
 
 
 def block(config: Mamba2Config, layer: int) -> BlockSpec:

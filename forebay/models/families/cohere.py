@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from forebay.families.cohere.config import CohereConfig
-from forebay.layers.attention import AttentionSpec, QkNorm
-from forebay.layers.blocks import ResidualSpec, SublayerSpec
-from forebay.layers.build import BlockSpec
-from forebay.layers.norms import layer_norm_spec
-from forebay.layers.sums import SumSpec
-from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, mlp_spec
+from forebay.families.parts.parallel import CohereConfig
+from forebay.layers.attention import QkNorm
+from forebay.models.decoder import DecoderSpec, attention_spec
+from forebay.models.families.parts.parallel import parallel, with_blocks
 
 
 def describe(config: CohereConfig) -> DecoderSpec:
@@ -19,16 +15,3 @@ def describe(config: CohereConfig) -> DecoderSpec:
         replace(attention_spec(config, layer, qk_norm=norm), interleaved=True) for layer in range(config.num_layers)
     ]
     return with_blocks(config, [parallel(config, layer, each) for layer, each in enumerate(attention)])
-
-
-def with_blocks(config: CohereConfig, blocks: Sequence[BlockSpec]) -> DecoderSpec:
-    """Describe a model with a LayerNorm in the end, and scaled logits."""
-    norm = layer_norm_spec("model.norm", config.hidden_size, bias=False)
-    return replace(decoder_spec(config, blocks), norm=norm, logits_scale=config.logit_scale)
-
-
-def parallel(config: CohereConfig, layer: int, attention: AttentionSpec) -> BlockSpec:
-    """Describe a layer of attention and an MLP, both on what one norm gives."""
-    norm = layer_norm_spec(f"{layer_name(layer)}.input_layernorm", config.hidden_size, bias=False)
-    both = SumSpec(first=attention, second=mlp_spec(config, layer))
-    return ResidualSpec(sublayers=(SublayerSpec(part=both, before=norm),), norm_eps=config.rms_norm_eps)

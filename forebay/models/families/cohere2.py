@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.cohere.config import CohereConfig
+from forebay.families.parts.parallel import CohereConfig
 from forebay.families.transformer import SLIDING
 from forebay.layers.attention import AttentionSpec
 from forebay.models.decoder import DecoderSpec, attention_spec
-from forebay.models.families.cohere import parallel, with_blocks
+from forebay.models.families.parts.parallel import parallel, with_blocks
 
 
 def describe(config: CohereConfig) -> DecoderSpec:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from forebay.families.deepseek_v3.config import DENSE, LatentConfig
+from forebay.families.parts.experts import DENSE
+from forebay.families.parts.latent import LatentConfig
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.models.decoder import block_spec, layer_name, mlp_spec, router_spec
-from forebay.models.families.deepseek_v3 import latent_attention_spec, with_shared
+from forebay.models.families.parts.latent import latent_attention_spec, with_shared
 from forebay.ops import Scoring
 
 

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from forebay.families.deepseek_v3.config import GroupedConfig
+from forebay.families.parts.experts import GroupedConfig
 from forebay.layers.attention import QkNorm
 from forebay.layers.build import BlockSpec
 from forebay.models.decoder import attention_spec, block_spec
-from forebay.models.families.deepseek_v3 import feed_forward
+from forebay.models.families.parts.latent import feed_forward
 
 
 def block(config: GroupedConfig, layer: int) -> BlockSpec:

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from forebay.families.deepseek_v3.config import GroupedConfig
+from forebay.families.parts.experts import GroupedConfig
 from forebay.layers.build import BlockSpec
 from forebay.models.decoder import block_spec
-from forebay.models.families.deepseek_v3 import feed_forward
-from forebay.models.families.exaone4 import windowed_rope_attention
+from forebay.models.families.parts.latent import feed_forward
+from forebay.models.families.parts.windows import windowed_rope_attention
 
 
 def block(config: GroupedConfig, layer: int) -> BlockSpec:

@@ -8,8 +8,8 @@ from forebay.layers.build import BlockSpec
 from forebay.layers.mamba2 import GatedNormSpec, Mamba2Spec, Multipliers
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import DecoderSpec, attention_spec, block_spec, decoder_spec, layer_name, mlp_spec
-from forebay.models.families.bamba import FINAL_NORM, NORMS
-from forebay.models.families.mamba2 import mamba2_spec
+from forebay.models.families.parts.mamba2 import mamba2_spec
+from forebay.models.families.parts.mamba_names import FINAL_NORM, NORMS
 
 
 def describe(config: FalconH1Config) -> DecoderSpec:

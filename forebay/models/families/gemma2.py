@@ -5,7 +5,7 @@ from dataclasses import replace
 from forebay.families.gemma2.config import Gemma2Config
 from forebay.layers.attention import AttentionSpec
 from forebay.models.decoder import DecoderSpec, attention_spec
-from forebay.models.families import gemma3_text
+from forebay.models.families.parts import gemma as gemma3_text
 
 
 def describe(config: Gemma2Config) -> DecoderSpec:

@@ -1,41 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from forebay.families.gemma3_text.config import Gemma3Config
-from forebay.families.model_config import ModelConfig
 from forebay.layers.attention import AttentionSpec, QkNorm
-from forebay.layers.build import BlockSpec
-from forebay.layers.mlp import Activation
 from forebay.layers.rotary import RopeSpec
-from forebay.models.decoder import DecoderSpec, attention_spec, block_spec, decoder_spec, mlp_spec
-
-_NORM_OFFSET = 1.0  # norm weights are stored as differences from it
+from forebay.models.decoder import DecoderSpec, attention_spec
+from forebay.models.families.parts.gemma import _NORM_OFFSET, block, with_blocks
 
 
 def describe(config: Gemma3Config) -> DecoderSpec:
     """Describe the whole model."""
     return with_blocks(config, [block(config, i, _attention(config, i)) for i in range(config.num_layers)])
-
-
-def with_blocks(config: ModelConfig, blocks: Sequence[BlockSpec]) -> DecoderSpec:
-    """Describe a model with norms that have an offset, and embeddings scaled by the root of the hidden size."""
-    spec = decoder_spec(config, blocks, norm_offset=_NORM_OFFSET)
-    return replace(spec, embedding_scale=float(config.hidden_size) ** 0.5)
-
-
-def block(config: ModelConfig, layer: int, attention: AttentionSpec) -> BlockSpec:
-    """Describe a layer with norms before and behind attention and a GELU MLP."""
-    return block_spec(
-        config,
-        layer,
-        attention,
-        replace(mlp_spec(config, layer), activation=Activation.GELU_TANH),
-        before=("input_layernorm", "pre_feedforward_layernorm"),
-        after=("post_attention_layernorm", "post_feedforward_layernorm"),
-        norm_offset=_NORM_OFFSET,
-    )
 
 
 def _attention(config: Gemma3Config, layer: int) -> AttentionSpec:

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from forebay.base.errors import ModelError
 from forebay.families.gemma4_assistant.config import AssistantConfig
-from forebay.families.gemma4_text.config import Gemma4Config
 from forebay.families.model_config import ModelConfig
+from forebay.families.parts.gemma4 import Gemma4Config
 from forebay.layers.build import BlockSpec
 from forebay.models.assistant import AssistantSpec
 from forebay.models.decoder import decoder_spec
-from forebay.models.families.gemma4_text import block, own_attention, reading
+from forebay.models.families.parts.gemma4 import block, own_attention, reading
 
 
 def assistant(config: AssistantConfig, target: ModelConfig) -> AssistantSpec:

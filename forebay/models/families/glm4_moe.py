@@ -7,7 +7,7 @@ from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.build import BlockSpec
 from forebay.layers.draft_head import DraftHeadSpec
 from forebay.models.decoder import attention_spec, block_spec, draft_head_spec, rope_spec
-from forebay.models.families.deepseek_v3 import feed_forward, with_draft_layer
+from forebay.models.families.parts.latent import feed_forward, with_draft_layer
 
 
 def block(config: Glm4MoeConfig, layer: int) -> BlockSpec:

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from forebay.models.families.granite import describe
+from forebay.models.families.parts.multipliers import describe
 
 __all__ = ["describe"]

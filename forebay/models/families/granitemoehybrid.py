@@ -5,8 +5,8 @@ from forebay.families.transformer import LINEAR
 from forebay.layers.blocks import ResidualSpec
 from forebay.layers.build import PartSpec
 from forebay.models.decoder import DecoderSpec, block_spec, layer_name
-from forebay.models.families.granite import experts_and_shared, scaled, scaled_attention
-from forebay.models.families.mamba2 import mamba2_spec
+from forebay.models.families.parts.mamba2 import mamba2_spec
+from forebay.models.families.parts.multipliers import experts_and_shared, scaled, scaled_attention
 
 
 def describe(config: GraniteMoeHybridConfig) -> DecoderSpec:

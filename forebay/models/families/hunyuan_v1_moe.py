@@ -4,7 +4,7 @@ from forebay.families.model_config import ModelConfig
 from forebay.layers.build import BlockSpec
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import block_spec, layer_name, mlp_spec, softmax_experts
-from forebay.models.families.hunyuan_v1_dense import rotated_first
+from forebay.models.families.parts.rotated_first import rotated_first
 
 
 def block(config: ModelConfig, layer: int) -> BlockSpec:

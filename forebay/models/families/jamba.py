@@ -7,8 +7,8 @@ from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mamba1 import ScanNorm
 from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_spec, softmax_experts
-from forebay.models.families.bamba import FINAL_NORM, NORMS
-from forebay.models.families.mamba import mamba1_spec
+from forebay.models.families.parts.mamba import mamba1_spec
+from forebay.models.families.parts.mamba_names import FINAL_NORM, NORMS
 
 DECODER = {"norm": FINAL_NORM}
 

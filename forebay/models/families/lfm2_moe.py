@@ -4,8 +4,8 @@ from forebay.families.lfm2_moe.config import Lfm2MoeConfig
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mlp import MoeSpec
 from forebay.models.decoder import layer_name, router_spec
-from forebay.models.families import lfm2
-from forebay.models.families.lfm2 import GATE_UP_DOWN, dense_mlp, lfm2_block
+from forebay.models.families.parts import convolution as lfm2
+from forebay.models.families.parts.convolution import GATE_UP_DOWN, dense_mlp, lfm2_block
 from forebay.ops import Scoring
 
 DECODER = lfm2.DECODER

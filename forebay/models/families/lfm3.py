@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.lfm2.config import CONV
 from forebay.families.lfm3.config import Lfm3Config
+from forebay.families.parts.convolution import CONV
 from forebay.layers.attention import QkNorm
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.rotary import RopeSpec
 from forebay.models.decoder import attention_spec, block_spec
-from forebay.models.families import lfm2
-from forebay.models.families.lfm2 import NORMS, conv_spec, dense_mlp
+from forebay.models.families.parts import convolution as lfm2
+from forebay.models.families.parts.convolution import NORMS, conv_spec, dense_mlp
 
 DECODER = lfm2.DECODER
 

@@ -1,10 +1,5 @@
 from __future__ import annotations
 
-from forebay.families.model_config import ModelConfig
-from forebay.layers.build import BlockSpec
-from forebay.models.decoder import attention_spec, block_spec, mlp_spec
+from forebay.models.families.parts.plain import block
 
-
-def block(config: ModelConfig, layer: int) -> BlockSpec:
-    """Describe a layer: attention and an MLP, each behind a norm."""
-    return block_spec(config, layer, attention_spec(config, layer), mlp_spec(config, layer))
+__all__ = ["block"]

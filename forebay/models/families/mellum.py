@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.deepseek_v3.config import DENSE
 from forebay.families.mellum.config import MellumConfig
+from forebay.families.parts.experts import DENSE
 from forebay.layers.attention import QkNorm
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.draft_head import DraftHeadSpec

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.deepseek_v3.config import DENSE
 from forebay.families.mimo_v2_flash.config import MimoConfig
+from forebay.families.parts.experts import DENSE
 from forebay.families.transformer import SLIDING
 from forebay.layers.attention import AttentionSpec
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mlp import MoeSpec
 from forebay.layers.rotary import RopeSpec
 from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_spec
-from forebay.models.families.deepseek_v3 import grouped_router
+from forebay.models.families.parts.latent import grouped_router
 
 
 def block(config: MimoConfig, layer: int) -> BlockSpec:

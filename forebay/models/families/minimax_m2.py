@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forebay.families.minimax_m2.config import MiniMaxM2Config
-from forebay.families.mixtral.config import EXPERT_PARTS
+from forebay.families.parts.wide_experts import EXPERT_PARTS
 from forebay.layers.attention import QkNorm
 from forebay.layers.build import BlockSpec
 from forebay.layers.mlp import MoeSpec

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.mixtral.config import EXPERT_PARTS, MixtralConfig
+from forebay.families.parts.wide_experts import EXPERT_PARTS, MixtralConfig
 from forebay.layers.build import BlockSpec
 from forebay.models.decoder import attention_spec, block_spec, layer_name, softmax_experts
 

@@ -10,9 +10,9 @@ from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.mlp import UP_DOWN, Activation, MlpSpec, MoeSpec
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import attention_spec, draft_head_spec
-from forebay.models.families.deepseek_v3 import grouped_router
-from forebay.models.families.mamba import BACKBONE, backbone_block, mixer_name
-from forebay.models.families.mamba2 import mamba2_spec
+from forebay.models.families.parts.latent import grouped_router
+from forebay.models.families.parts.mamba import BACKBONE, backbone_block, mixer_name
+from forebay.models.families.parts.mamba2 import mamba2_spec
 
 DECODER = BACKBONE
 

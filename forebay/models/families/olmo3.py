@@ -7,7 +7,7 @@ from forebay.layers.attention import QkNorm
 from forebay.layers.build import BlockSpec
 from forebay.layers.rotary import RopeSpec
 from forebay.models.decoder import attention_spec
-from forebay.models.families.olmo2 import norms_behind
+from forebay.models.families.parts.norms_behind import norms_behind
 
 
 def block(config: Olmo3Config, layer: int) -> BlockSpec:

@@ -5,7 +5,7 @@ from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec
 from forebay.layers.gated_delta import GatedDeltaSpec
 from forebay.models.decoder import block_spec, layer_name, mlp_spec
-from forebay.models.families import olmo2
+from forebay.models.families.parts import norms_behind as olmo2
 
 _DELTA_NORM_EPS = 1e-5  # whatever the other norms have: as in transformers
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.glm4.config import PartialRotaryConfig
+from forebay.families.parts.partial_rotary import PartialRotaryConfig
 from forebay.layers.build import BlockSpec
 from forebay.models.decoder import block_spec
-from forebay.models.families.glm4 import joined_mlp, partly_rotated
+from forebay.models.families.parts.partial_rotary import joined_mlp, partly_rotated
 
 
 def block(config: PartialRotaryConfig, layer: int) -> BlockSpec:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from forebay.families.qwen2_moe.config import Qwen2MoeConfig
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.models.decoder import attention_spec, block_spec, mlp_spec
-from forebay.models.families.qwen3_5_moe_text import qwen_experts
+from forebay.models.families.parts.shared_experts import qwen_experts
 
 
 def block(config: Qwen2MoeConfig, layer: int) -> BlockSpec:

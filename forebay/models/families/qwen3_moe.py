@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from forebay.families.qwen3_moe.config import Qwen3MoeConfig
+from forebay.families.parts.expert_layers import Qwen3MoeConfig
 from forebay.layers.attention import QkNorm
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_spec, softmax_experts

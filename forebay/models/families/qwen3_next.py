@@ -7,9 +7,9 @@ from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.params import Rows, rows_of_blocks
 from forebay.models.decoder import mlp_spec
-from forebay.models.families import qwen3_5_text as qwen3_5
-from forebay.models.families.qwen3_5_moe_text import experts_and_shared
-from forebay.models.families.qwen3_5_text import delta_spec, qwen_block, qwen_draft_head, with_draft_layer
+from forebay.models.families.parts import gated_delta as qwen3_5
+from forebay.models.families.parts.gated_delta import delta_spec, qwen_block, qwen_draft_head, with_draft_layer
+from forebay.models.families.parts.shared_experts import experts_and_shared
 
 DECODER = qwen3_5.DECODER
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from forebay.families.mamba2.config import HYBRID
+from forebay.families.parts.mamba2 import HYBRID
 from forebay.families.zamba2.config import Zamba2Config
 from forebay.layers.build import Block, Parts
 from forebay.layers.context import ForwardContext
@@ -13,8 +13,8 @@ from forebay.layers.params import TensorParam, vector
 from forebay.layers.shared_transformer import SharedTransformer, SharedTransformerSpec, Use, UseSpec
 from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, rope_spec
 from forebay.models.equations import block_lines
-from forebay.models.families.bamba import FINAL_NORM
-from forebay.models.families.mamba2 import mamba2_spec
+from forebay.models.families.parts.mamba2 import mamba2_spec
+from forebay.models.families.parts.mamba_names import FINAL_NORM
 from forebay.models.terms import term
 
 _MIXER_EPS = 1e-5  # transformers has no field for it

@@ -1,0 +1,1 @@
+"""Names in the files of llama.cpp that several families share."""

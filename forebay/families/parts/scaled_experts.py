@@ -1,0 +1,32 @@
+"""Experts with Granite's multipliers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forebay.families.fields import Fields
+from forebay.families.model_config import Experts
+from forebay.families.parts.multipliers import GraniteConfig, multipliers, small_multipliers
+from forebay.families.shape import Shape
+from forebay.families.transformer import Defaults, transformer
+
+
+def parse(fields: Fields) -> GraniteConfig:
+    """Read the fields of Granite's mixtures; `intermediate_size` is one expert's."""
+    values = transformer(fields, Defaults(kv_heads=True))
+    number = fields.size("num_local_experts", default=8)
+    return GraniteConfig(
+        **values,
+        multipliers=multipliers(fields),
+        experts=Experts(
+            num_experts=number,
+            per_token=fields.size("num_experts_per_tok", default=2, most=number),
+            intermediate_size=values["intermediate_size"],
+        ),
+    )
+
+
+def small(shape: Shape) -> dict[str, Any]:
+    """Return the own fields of a small model, with eight experts."""
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": shape.hidden_size}
+    return {**small_multipliers(shape), **experts}

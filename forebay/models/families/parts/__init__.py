@@ -1,0 +1,1 @@
+"""Descriptions of layers that several families share."""
