@@ -145,7 +145,7 @@ def _scan(kernel: str, tokens: int = 1) -> Case:
     def call(ops: Any) -> None:
         import torch
 
-        from forebay.ops.recurrence import Scan
+        from forebay.ops.reference.recurrence import Scan
         from tests.ops.recurrences import state_batch
 
         def zeros(*shape: int) -> torch.Tensor:
