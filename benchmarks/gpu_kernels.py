@@ -24,8 +24,8 @@ from torch import Tensor
 from benchmarks.gpu_decode import bandwidth
 from forebay.formats.gguf_types import GGML_TYPES
 from forebay.formats.quantized import MXFP4, CodeFormat, GroupQuantized, stored_codes
-from forebay.ops.attention import KvCache, PagedKv
-from forebay.ops.recurrence import Scan, StateBatch
+from forebay.ops.reference.attention import KvCache, PagedKv
+from forebay.ops.reference.recurrence import Scan, StateBatch
 from forebay.ops.triton import TritonOps
 from forebay.ops.triton.choices import ALL_ROWS
 from forebay.ops.triton.linear import TritonLinearWeight
