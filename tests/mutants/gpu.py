@@ -103,6 +103,13 @@ GPU: Final[tuple[Mutant, ...]] = (
         "ops/test_triton_choices.py::test_choices_are_probed_once_for_each_shape_and_machine_and_kept",
     ),
     Mutant(
+        "C31 lanes beyond a row are no part of its sums",
+        "ops/triton/rowwise.py",
+        "values = tl.where(live, values - tl.sum(values, 0) / n, 0.0)",
+        "values = values - tl.sum(values, 0) / n",
+        "ops/test_triton.py::test_layer_norms_equal_the_reference",
+    ),
+    Mutant(
         "C31 the sum of a product is not divided by the number of rows",
         _PRODUCTS,
         "    depth = depth_of(x.dtype, form)\n",

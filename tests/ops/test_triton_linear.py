@@ -80,7 +80,7 @@ def test_c31_a_row_of_a_product_has_the_same_bits_among_any_number_of_rows(
         packed = TritonOps(device, 1).pack_quantized(stored(random_codes(FORMATS[name], 40, width, seed=5)))
     x = normal((most, width), dtype, seed=4).to(device)
     whole = TritonOps(device, 1).linear(x, packed)
-    for count in (1, 17, 33, 65, 129):
+    for count in (1, 17, 65, 129):
         assert_same_bits(TritonOps(device, 1).linear(x[most - count :], packed), whole[most - count :])
 
 

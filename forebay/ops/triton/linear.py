@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forebay.formats.quantized import LEVELS, U8, CodeFormat, GroupQuantized, Levels, StoredCodes, joined
+from forebay.formats.quantized import LEVELS, CodeFormat, GroupQuantized, Levels, StoredCodes, joined
 from forebay.formats.small_floats import E4M3, E8M0_BIAS
 from forebay.ops.linear import LinearOps, LinearWeight
 from forebay.ops.triton.choices import FEW_ROWS, PROBED_ROWS, Choice, Choices, Product, choose
@@ -106,11 +106,9 @@ class TritonLinear(LinearOps):
         return parts[0] if len(parts) == 1 else TritonParts(tuple(parts))
 
     def _pack_part(self, weight: GroupQuantized, bias: Tensor | None) -> TritonLinearWeight:
-        form, codes = weight.format, weight.codes
+        form, codes = weight.format, torch.tensor(weight.codes, device=self._device)
         low = LOW_BITS[form.bits]
         arrays = {
-            "values": _plane(codes & np.uint8((1 << low) - 1), low),
-            "high": _plane(codes >> np.uint8(low), form.bits - low) if form.bits > low else None,
             "scales": _by_inputs(weight.scales),
             "minimums": _by_inputs(weight.minimums),
             "factors": _by_inputs(weight.factors),
@@ -119,7 +117,10 @@ class TritonLinear(LinearOps):
         tensors: dict[str, Any] = {
             name: None if array is None else torch.tensor(array, device=self._device) for name, array in arrays.items()
         }
-        return _packed(form, weight.shape[1], bias=bias, **tensors)
+        high = _plane(codes >> low, form.bits - low) if form.bits > low else None
+        return _packed(
+            form, weight.shape[1], values=_plane(codes & (1 << low) - 1, low), high=high, bias=bias, **tensors
+        )
 
     def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
         if isinstance(w, TritonParts):
@@ -159,14 +160,18 @@ class TritonLinear(LinearOps):
         return (rows if minimums is None else rows + minimums.unsqueeze(-1)).flatten(1).to(dtype)
 
 
-def _plane(fields: U8, bits: int) -> U8:
-    """fields [N, K] of `bits` bits -> [N, K * bits / 8]: of 32, i is in byte i % (4 * bits), above those before it."""
-    packed = fields.reshape(len(fields), -1, 8 // bits, 4 * bits)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    plane: U8 = np.bitwise_or.reduce(packed << shifts, axis=2).reshape(len(fields), -1)
-    if bits >= 4:
-        plane = plane.reshape(len(fields), -1, 2, 4, 2).swapaxes(2, 3).reshape(len(fields), -1)
-    return plane
+def _plane(fields: Tensor, bits: int) -> Tensor:
+    """Pack fields [N, K] uint8 of `bits` bits -> [N, K * bits / 8], on their device.
+
+    Of 32, i is in byte i % (4 * bits), above those before it. Bytes of planes of four and eight bits are reordered by
+    16: as pairs 0, 4, 1, 5, 2, 6, 3, 7, since a thread of a matrix unit multiplies pairs t and t + 4 (`codes.fields`).
+    """
+    apart = fields.unflatten(1, (-1, 8 // bits, 4 * bits)).unbind(2)
+    plane = apart[0].clone()
+    for i, field in enumerate(apart[1:], start=1):
+        plane |= field << i * bits
+    plane = plane.flatten(1)
+    return plane.unflatten(1, (-1, 2, 4, 2)).transpose(2, 3).flatten(1) if bits >= 4 else plane
 
 
 def _fields(plane: Tensor, bits: int) -> Tensor:

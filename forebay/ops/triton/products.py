@@ -190,7 +190,7 @@ class Chip:
 
 # For up to so many rows of one group; their bits are the same. Without codes 16 x 64 and 64 x 64 were the fastest of
 # such a kernel on an H100 up to so many rows, and 256 x 128 beyond. With codes no tile is measured.
-_TILES: Final = (Tile(16, 64, 4), Tile(32, 64, 4), Tile(64, 64, 4), Tile(128, 128, 8), Tile(256, 128, 8))
+_TILES: Final = (Tile(16, 64, 4), Tile(64, 64, 4), Tile(128, 128, 8), Tile(256, 128, 8))
 _NARROW: Final = (Tile(16, 32, 4), Tile(64, 64, 4))  # in float32, which no matrix unit multiplies exactly
 # Before sm_90 a program holds its operands in registers: larger tiles do not fit.
 _MOST_ROWS: Final = {"dense": 128, "codes": 64}
