@@ -73,7 +73,7 @@ async def _serve(config: Config, process: EngineProcess, started: float, sock: s
         gc.freeze()
         gc.enable()
         give_back_freed_memory()
-        startup_tasks.append(asyncio.create_task(_print_when_ready(config, engine, url, started)))
+        startup_tasks.append(asyncio.create_task(_print_when_ready(config, engine, model, url, started)))
 
     try:
         await serve(config.server, model, engine, tokenizer, sock=sock, inherited=inherited, on_ready=on_ready)
@@ -133,9 +133,12 @@ def _uses_priority(config: EngineConfig) -> bool:
     )
 
 
-async def _print_when_ready(config: Config, engine: AsyncEngine, url: str, started: float) -> None:
+async def _print_when_ready(config: Config, engine: AsyncEngine, model: ServedModel, url: str, started: float) -> None:
     """Print the start-up table and the ready line once the model is loaded; `serve` reports its failure."""
     from forebay.cli.startup_table import print_startup
 
     ready = await engine.ready()
-    print_startup(config, ready, url, time.monotonic() - started)
+    found = model.answers
+    formats = {"tool_calls": found.formats.calls, "reasoning": found.formats.thinking}
+    rows = [(name.replace("_", " "), form or "none", found.evidence.get(name, "")) for name, form in formats.items()]
+    print_startup(config, ready, url, time.monotonic() - started, rows)

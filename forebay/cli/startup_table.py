@@ -46,9 +46,9 @@ Rows = Iterable[tuple[str, str, str]]
 log = get_logger("server")
 
 
-def print_startup(config: Config, ready: Ready, url: str, seconds: float) -> None:
+def print_startup(config: Config, ready: Ready, url: str, seconds: float, answers: Rows = ()) -> None:
     """Print address, model, capacity and what the memory lowered, and with --report memory, model and settings;
-    `seconds` is the time since the start."""
+    `seconds` is the time since the start, `answers` are rows on the formats of the model's answers."""
     fits = ("fits", _fits_text(config, ready), _sizes(config, ready))
     rows, tenants = [("model", config.engine.served_model_name, ""), fits], tenants_section(config.server)
     if not config.server.report:
@@ -59,7 +59,9 @@ def print_startup(config: Config, ready: Ready, url: str, seconds: float) -> Non
     of_memory = [row[1:] for row in ready.report if row[0] == MEMORY]
     others = [row[1:] for row in ready.report if row[0] not in (MEMORY, SETTINGS)]
     settings = list(_settings(config, ready))
-    print_ready(url, seconds, rows, [(MEMORY, of_memory), ("model", others), *tenants, (SETTINGS, settings)])
+    print_ready(
+        url, seconds, rows, [(MEMORY, of_memory), ("model", [*others, *answers]), *tenants, (SETTINGS, settings)]
+    )
 
 
 def tenants_section(config: ServerConfig) -> list[tuple[str, list[tuple[str, str, str]]]]:

@@ -96,6 +96,7 @@ def from_folder(folder: Path) -> TokenizerParts:
         space_prefix=_space_prefix(backend),
         names=_names({**_read_optional(folder / "special_tokens_map.json"), **config}),
         template=template,
+        response_template=config.get("response_template"),
         named_templates=named,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import tokenizers
 
@@ -30,4 +30,5 @@ class TokenizerParts:
     add_bos: bool = False  # put there by us; a tokenizer.json has both in its post-processor
     add_eos: bool = False
     template: str | None = None
+    response_template: Any = None  # as it is in tokenizer_config.json
     named_templates: dict[str, str] = field(default_factory=dict)  # for some conversations, instead of `template`

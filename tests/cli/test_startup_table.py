@@ -57,6 +57,19 @@ def test_print_startup_setting_that_memory_lowers_has_one_value(capsys: pytest.C
     assert [line[1:] for line in lines if line[:1] == ["max_running_requests"]] == [["10", "lowered", "from", "64"]]
 
 
+def test_print_startup_report_names_the_formats_of_answers_and_their_source(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ready = Ready(
+        max_total_tokens=1232, max_running_requests=10, max_requests=64, context_length=1232, page_size=16,
+        vocab_size=8, eos_token_ids=[], load_seconds=1.0, report=REPORT, pid=1,
+    )  # fmt: skip
+    answers = [("tool calls", "declared", "the checkpoint declares it (response_template)")]
+    print_startup(resolve({"report": True}), ready, "http://localhost", 1.0, answers)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["tool", "calls", "declared", "the", "checkpoint", "declares", "it", "(response_template)"] in lines
+
+
 def test_print_startup_is_five_lines_and_report_adds_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     short = printed(capsys, [])
     assert [line[0] for line in short] == ["ready", "API", "model", "fits", "more"]

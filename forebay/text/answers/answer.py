@@ -29,6 +29,7 @@ class Answer:
     marks: list[tuple[int, Kind]]
     settled: int = 0
     calls: int = 0
+    thinking: bool = False  # the next text belongs to the thinking
     parts: list[Part] = field(default_factory=list)
     _blank: list[str] = field(default_factory=list)  # white space that is layout unless text follows
     _waits: bool = True  # for text, since the beginning, the thinking or a call
@@ -94,6 +95,10 @@ class Answer:
         self._blank.clear()
         self._waits = self._drops = True
         self.settled = self.cursor.taken
+
+    def join(self, kind: TextKind, text: str) -> None:
+        """Append a text of ours, which the model did not write, between two parts of a kind."""
+        self.parts.append(kind(text))
 
     def begin(self, name: str) -> None:
         """Begin a tool call with this name."""

@@ -23,8 +23,13 @@ class ArgumentType(NamedTuple):
 
 def argument_type(tool: Any, argument: str) -> ArgumentType:
     """Return what the schema `tool` of a tool's parameters says of one argument."""
-    types = _types({"anyOf": list(_of_argument(tool, tool, argument, 0))}, tool, 0)
+    types = types_of(tool, argument)
     return ArgumentType("string" in types and types <= {"string", "null"}, "null" in types)
+
+
+def types_of(tool: Any, argument: str) -> frozenset[str]:
+    """Return the JSON types that the tool takes as one argument (`number` for integers); none if it does not say."""
+    return _types({"anyOf": list(_of_argument(tool, tool, argument, 0))}, tool, 0)
 
 
 def is_text(tool: Any, argument: str) -> bool:

@@ -18,77 +18,82 @@ MAX_HEAD_CHARS: Final = 512  # what stands before a call's arguments
 _NAME_CHARS: Final = re.compile(r"[\w.\-/]+")
 TOOL_NAME: Final = re.compile(r"[\w.\-/]{1,128}")
 _ARGUMENTS: Final = ("arguments", "parameters")
-_BESIDE_NAME: Final = ("name", "type", "id", "call_id", "index")  # members of a call that are no arguments
+_BESIDE_NAME: Final = ("name", "type", "id", "call_id", "tool_call_id", "index")  # members that are no arguments
 
 Body: TypeAlias = Callable[[Answer, bool], Reading[None]]
 """Reads calls behind their first marker; with the flag, only those of tools that there are: it is text otherwise. What
 does not become a call stays recorded."""
 
 
-def objects(answer: Answer, known: bool) -> Reading[None]:
-    """`{"name": ..., "arguments": {...}}`, one or a list of them; members in any order."""
-    yield from answer.cursor.spaces()
-    in_list = yield from answer.cursor.literal("[")
-    yield from _objects(answer, known, in_list=in_list)
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """`{"name": ..., "arguments": {...}}`, one or a list of them; members in any order, by these names."""
 
+    name: str = "name"
+    arguments: tuple[str, ...] = _ARGUMENTS
+    name_first: bool = False  # an object with another first member is not part of a call
 
-def named_objects(answer: Answer, known: bool) -> Reading[None]:
-    """Read calls in text, where an object with another first member is not part of a call."""
-    yield from _objects(answer, known, in_list=False, name_first=True)
+    def __call__(self, answer: Answer, known: bool) -> Reading[None]:
+        yield from answer.cursor.spaces()
+        in_list = not self.name_first and (yield from answer.cursor.literal("["))
+        yield from self.some(answer, known, in_list=in_list)
 
+    def some(self, answer: Answer, known: bool, *, in_list: bool) -> Reading[None]:
+        """Read objects one behind the other."""
+        cursor = answer.cursor
+        while True:
+            yield from cursor.spaces()
+            before = answer.calls
+            yield from self._object(answer, known)
+            if answer.calls == before:
+                return
+            yield from cursor.spaces()
+            following = yield from cursor.peek()
+            if following == "" or following not in (",]" if in_list else ";{"):
+                return
+            if following != "{":
+                cursor.take(1)
+            answer.layout()
+            if following == "]":
+                return
 
-def _objects(answer: Answer, known: bool, *, in_list: bool, name_first: bool = False) -> Reading[None]:
-    cursor = answer.cursor
-    while True:
-        yield from cursor.spaces()
-        before = answer.calls
-        yield from _object(answer, known, name_first)
-        if answer.calls == before:
+    def _object(self, answer: Answer, known: bool) -> Reading[None]:
+        """An object is a call if it has arguments, or behind a marker a name alone. With `known`, one with a member of
+        its own before the arguments is a record, or the definition of a tool."""
+        cursor = answer.cursor
+        if not (yield from cursor.literal("{")):
             return
-        yield from cursor.spaces()
-        following = yield from cursor.peek()
-        if following == "" or following not in (",]" if in_list else ";{"):
-            return
-        if following != "{":
-            cursor.take(1)
-        answer.layout()
-        if following == "]":
-            return
-
-
-def _object(answer: Answer, known: bool, name_first: bool) -> Reading[None]:
-    """An object is a call if it has arguments, or behind a marker a name alone. With `known`, one with a member of its
-    own before the arguments is a record, or the definition of a tool."""
-    cursor = answer.cursor
-    if not (yield from cursor.literal("{")):
-        return
-    name, begun, named_alone = "", False, not known
-    held: list[str] = []
-    while (member := (yield from _member(answer))) is not None:
-        if name_first and not name and member != "name":
-            break
-        if member == "name" and not name:
-            name = yield from _word(answer)
-            if not name or (known and name not in answer.tools):
+        name, begun, named_alone = "", False, not known
+        held: list[str] = []
+        while (member := (yield from _member(answer))) is not None:
+            if self.name_first and not name and member != self.name:
                 break
-        elif member in _ARGUMENTS and not begun and not held:
-            begun = bool(name) and (yield from cursor.peek()) == "{"
-            if begun:
-                answer.begin(name)
-                if not (yield from json_value(cursor, answer.argue)):
+            if member == self.name and not name:
+                name = yield from _word(answer)
+                if not name or (known and name not in answer.tools):
                     break
-            elif not (yield from _held_arguments(cursor, held, known)):
-                break
-        else:
-            named_alone = named_alone and member in _BESIDE_NAME
-            if (known and not begun and member not in _BESIDE_NAME) or not (yield from json_value(cursor, drop)):
-                break
-        yield from cursor.spaces()
-        if not (yield from cursor.literal(",")):
-            yield from _close_object(answer, name if named_alone or held else "", held, begun)
-            return
-    if begun:
-        answer.end()
+            elif member in self.arguments and not begun and not held:
+                begun = bool(name) and (yield from cursor.peek()) == "{"
+                if begun:
+                    answer.begin(name)
+                    if not (yield from json_value(cursor, answer.argue)):
+                        break
+                elif not (yield from _held_arguments(cursor, held, known)):
+                    break
+            else:
+                named_alone = named_alone and member in _BESIDE_NAME
+                if (known and not begun and member not in _BESIDE_NAME) or not (yield from json_value(cursor, drop)):
+                    break
+            yield from cursor.spaces()
+            if not (yield from cursor.literal(",")):
+                yield from _close_object(answer, name if named_alone or held else "", held, begun)
+                return
+        if begun:
+            answer.end()
+
+
+objects: Final = Objects()
+named_objects: Final = Objects(name_first=True)  # of calls in text
 
 
 def _held_arguments(cursor: Cursor, held: list[str], known: bool) -> Reading[bool]:
@@ -211,7 +216,7 @@ def python_or_objects(answer: Answer, known: bool) -> Reading[None]:
     in_list = yield from cursor.literal("[")
     yield from cursor.spaces()
     if (yield from cursor.peek()) == "{":
-        yield from _objects(answer, known, in_list=in_list)
+        yield from objects.some(answer, known, in_list=in_list)
     elif in_list:
         yield from _python_calls(answer, known)
 

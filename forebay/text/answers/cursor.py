@@ -35,9 +35,19 @@ class Cursor:
         self._text = ""
         self._at = 0
 
+    @property
+    def text(self) -> str:
+        """The text that is at hand, from the character `origin` of the whole on."""
+        return self._text
+
+    @property
+    def origin(self) -> int:
+        return self.taken - self._at
+
     def feed(self, text: str) -> None:
-        """Append text, and drop the characters already taken."""
-        self._text, self._at = self._text[self._at :] + text, 0
+        """Append text, and drop the characters already taken but for the last one, which conditions may examine."""
+        dropped = max(0, self._at - 1)
+        self._text, self._at = self._text[dropped:] + text, self._at - dropped
 
     def take(self, count: int) -> str:
         """Consume and return the next `count` characters; fewer at the end of the text."""
@@ -76,14 +86,15 @@ class Cursor:
         """As many characters as `pattern`, which is one class of them repeated, takes."""
         while True:
             if self._at == len(self._text) and not self.ended:
-                yield from self._rest(pattern, sink)
+                yield from self.rest(pattern, sink)
                 continue
             match = pattern.match(self._text, self._at)
             if match is None:
                 return
             sink(self.take(match.end() - self._at))
 
-    def _rest(self, pattern: re.Pattern[str], sink: Sink) -> Reading[None]:
+    def rest(self, pattern: re.Pattern[str], sink: Sink) -> Reading[None]:
+        """Wait for more text, which goes to the sink as far as `pattern` matches it."""
         self.idle = pattern, sink
         yield
         self.idle = None
@@ -110,7 +121,7 @@ class Cursor:
             if self.ended:
                 return ""
             if self._at == len(self._text) and limit is None and self.record is None:
-                yield from self._rest(markers.others, sink)
+                yield from self.rest(markers.others, sink)
             else:
                 yield
 

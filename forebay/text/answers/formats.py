@@ -180,6 +180,7 @@ THINK_TAGS: Final = {
     )
 }
 CHANNELS: Final = "gpt_oss"
+DECLARED: Final = "declared"  # by the checkpoint, in its response_template
 CHANNEL_SPELLINGS: Final = (
     "<|channel|>",
     "<|start|>",

@@ -10,11 +10,14 @@ from typing import Any, Final, NamedTuple
 
 from forebay.base.errors import ConfigError, InvalidRequest
 from forebay.base.log import event, get_logger
+from forebay.text.answers.declared.declaration import Declaration, DeclarationError, Region, declaration_of
+from forebay.text.answers.declared.reading import region_begun
 from forebay.text.answers.formats import (
     CALL_FORMATS,
     CALL_NAMES,
     CALL_PARSERS,
     CHANNELS,
+    DECLARED,
     REASONING_NAMES,
     REASONING_PARSERS,
     THINK_TAGS,
@@ -45,6 +48,7 @@ _VARIABLES: Final[Mapping[str, tuple[Any, Any]]] = {
     "verbosity": ("low", "high"),
 }
 _MAX_EVIDENCE: Final = 160
+_BY_CHECKPOINT: Final = "the checkpoint declares it (response_template)"
 AUTO: Final = "auto"
 NONE: Final = "none"
 _IGNORED: Final = "the chat template writes nothing of tools: a system text tells of them"
@@ -99,10 +103,17 @@ class Findings:
         """Return whether a variable of the template switches thinking on or off."""
         return bool(self.variables & {"enable_thinking", "thinking"})
 
-    def opens_thinking(self, prompt: str) -> bool:
-        """Return whether an answer to this prompt begins within the thinking."""
+    def opened(self, prompt: str) -> bool | Region:
+        """Return the declared region within which an answer to this prompt begins, or whether that is the thinking."""
+        if self.formats.declared is not None:
+            return region_begun(self.formats.declared, prompt) or False
         tags = THINK_TAGS.get(self.formats.thinking or "")
         return tags is not None and prompt.rstrip().endswith(tags.opens)
+
+    def opens_thinking(self, prompt: str) -> bool:
+        """Return whether an answer to this prompt begins within the thinking."""
+        opened = self.opened(prompt)
+        return opened.thinks if isinstance(opened, Region) else opened
 
 
 def find_formats(tokenizer: Tokenizer, *, calls: str = AUTO, thinking: str = AUTO) -> Findings:
@@ -113,6 +124,42 @@ def find_formats(tokenizer: Tokenizer, *, calls: str = AUTO, thinking: str = AUT
     _check_known("--reasoning-parser", thinking, REASONING_PARSERS)
     if tokenizer.chat_template is None:
         return Findings(evidence={"tool_calls": "there is no chat template"})
+    found: Findings | None = None
+    if calls in (AUTO, NONE) and thinking in (AUTO, NONE) and (declared := _declared(tokenizer)) is not None:
+        found = _of_declaration(tokenizer, declared, calls=calls != NONE, thinking=thinking != NONE)
+    return found if found is not None else _probed(tokenizer, calls, thinking)
+
+
+def _declared(tokenizer: Tokenizer) -> Declaration | None:
+    """Return what the checkpoint declares of its answers; None if that is nothing, or malformed."""
+    if tokenizer.response_template is None:
+        return None
+    try:
+        declared = declaration_of(tokenizer.response_template, tokenizer.added)
+    except DeclarationError as error:
+        log.warning(event("response_template_ignored", why=str(error), instead="the chat template decides"))
+        return None
+    if dropped := [region.name for region in declared.regions if not (region.thinks or region.says or region.calls)]:
+        log.info(event("response_template_fields_left_out", fields=",".join(dropped)))
+    return declared
+
+
+def _of_declaration(tokenizer: Tokenizer, declared: Declaration, *, calls: bool, thinking: bool) -> Findings | None:
+    """None if the template writes neither tools nor calls in the declared form: text must tell the model of a form."""
+    names = (DECLARED if calls and declared.calls else None, DECLARED if thinking and declared.thinking else None)
+    formats = AnswerFormats(*names, declared=declared)
+    render = tokenizer.render
+    plain, shown = _rendered(render, [_ASKED]), _rendered(render, [_ASKED], tools=_TOOLS)
+    written = _calls(render, [formats] if formats.calls else [])
+    if formats.calls and not written.name and (shown is None or shown == plain):
+        log.warning(event("response_template_ignored", why="the chat template writes no tools and no declared calls"))
+        return None
+    evidence = dict.fromkeys(("tool_calls", "reasoning"), _BY_CHECKPOINT)
+    log.info(event("answers", tool_calls=names[0] or NONE, reasoning=names[1] or NONE, why=_BY_CHECKPOINT))
+    return _findings(render, formats, written.wanted, plain, shown, evidence)
+
+
+def _probed(tokenizer: Tokenizer, calls: str, thinking: str) -> Findings:
     render = tokenizer.render
     plain, shown = _rendered(render, [_ASKED]), _rendered(render, [_ASKED], tools=_TOOLS)
     if plain is None:
@@ -122,7 +169,7 @@ def find_formats(tokenizer: Tokenizer, *, calls: str = AUTO, thinking: str = AUT
     if thinking != AUTO:
         thinks, seen = _named(thinking), f"--reasoning-parser {thinking}"
     names = CALL_PARSERS if calls in (AUTO, NONE) else (calls,)
-    written = _calls(render, names, thinks)
+    written = _calls(render, [_formats(name, thinks) for name in names])
     wanted, found, why, marks = written.wanted, written.name, written.why, written.marks
     if ignores and not (found and _shows_results(render, wanted)):
         wanted, found, why, marks = Wanted(hidden=True), HERMES, _IGNORED, ("", "")
@@ -136,15 +183,33 @@ def find_formats(tokenizer: Tokenizer, *, calls: str = AUTO, thinking: str = AUT
         found, why, marks = _named(calls), f"--tool-call-parser {calls}", marks if found == calls else ("", "")
     log.info(event("answers", tool_calls=found or NONE, reasoning=thinks or NONE, why=f"{why}; {seen}"))
     formats = AnswerFormats(found or None, thinks or None, marks)
+    return _findings(render, formats, wanted, plain, shown, {"tool_calls": why, "reasoning": seen})
+
+
+def _findings(
+    render: Render,
+    formats: AnswerFormats,
+    wanted: Wanted,
+    plain: str | None,
+    shown: str | None,
+    evidence: Mapping[str, str],
+) -> Findings:
+    """Find what the template does with a conversation in these formats. `plain` and `shown` are its renderings of a
+    question without and with a tool; None if it refuses them."""
     return Findings(
         formats=formats,
-        ignores_tools=ignores,
+        ignores_tools=shown is None or shown == plain,
         calls=wanted,
         variables=frozenset(name for name, values in _VARIABLES.items() if _heeds(render, name, values)),
-        history=_history(render, wanted, formats, shows_calls=bool(found) and not wanted.hidden),
+        history=_history(render, wanted, formats, shows_calls=bool(formats.calls) and not wanted.hidden),
         wants_whole_tools=shown is not None and _rendered(render, [_ASKED], tools=_BARE) is None,
-        evidence={"tool_calls": why, "reasoning": seen},
+        evidence=evidence,
     )
+
+
+def _formats(calls: str, thinks: str) -> AnswerFormats:
+    """Return the formats with which a call in the format `calls` is read. Channels have thinking of their own."""
+    return AnswerFormats(calls, calls if calls == CHANNELS else thinks if thinks != CHANNELS else None)
 
 
 def _check_known(flag: str, name: str, known: Sequence[str]) -> None:
@@ -193,23 +258,23 @@ class _Written(NamedTuple):
         return sum(map(len, self.marks))
 
 
-def _calls(render: Render, names: Sequence[str], thinks: str) -> _Written:
+def _calls(render: Render, forms: Sequence[AnswerFormats]) -> _Written:
     best, hidden = _Written(Wanted(content="")), True
     said = _answered(render, {"role": "assistant", "content": _SAID})
     ending = said.partition(_SAID)[2].strip()
-    written = (_ARGUMENTS, json.dumps(_ARGUMENTS)), (None, ""), sorted({call_id_of(name) for name in names})
+    written = (_ARGUMENTS, json.dumps(_ARGUMENTS)), (None, ""), sorted({call_id_of(each.calls) for each in forms})
     for arguments, content, pattern in product(*written):
         call = _call(_NAME, arguments, pattern)
         text = _answered(render, {"role": "assistant", "content": content, "tool_calls": [call]})
         hidden = hidden and _NAME not in text
         if content is None and "None" in text:
             continue
-        for name in names:
-            left = _left_over(name, thinks, text, ending) if call_id_of(name) == pattern else None
+        for each in forms:
+            left = _left_over(each, text, ending) if call_id_of(each.calls) == pattern else None
             if left is not None and (not best.name or sum(map(len, left)) < best.num_left):
                 example = text.strip().removesuffix(ending).strip()
                 wanted = Wanted(as_text=isinstance(arguments, str), content=content, example=example)
-                best = _Written(wanted, name, f"a call is written {text.strip()[:_MAX_EVIDENCE]!r}", left)
+                best = _Written(wanted, each.calls or "", f"a call is written {text.strip()[:_MAX_EVIDENCE]!r}", left)
     if not best.name:
         return best._replace(wanted=Wanted(hidden=hidden, content=""))
     wanted = replace(best.wanted, content=_content_beside(render, best), one_call=_takes_one_call(render, best))
@@ -306,21 +371,20 @@ def _is_the_call(parts: Sequence[Part]) -> bool:
         return False
 
 
-def _left_over(name: str, thinks: str, text: str, ending: str) -> tuple[str, str] | None:
+def _left_over(formats: AnswerFormats, text: str, ending: str) -> tuple[str, str] | None:
     """Return what a format leaves over of a call on both sides, less tags of thinking, brackets and what `ending` ends
     every answer with; None if it does not read the call."""
-    thinking = name if name == CHANNELS else thinks if thinks != CHANNELS else None
-    reader = reader_for(AnswerFormats(name, thinking), {_NAME: _SCHEMA})
+    reader = reader_for(formats, {_NAME: _SCHEMA})
     parts = reader.push(text) + reader.finish()
     if not _is_the_call(parts):
         return None
-    if name == CHANNELS:
+    if formats.calls in (CHANNELS, DECLARED):
         return "", ""
     at = next(i for i, part in enumerate(parts) if isinstance(part, CallBegun))
     before, behind = (
         "".join(part.text for part in some if isinstance(part, Said)) for some in (parts[:at], parts[at:])
     )
-    for tag in THINK_TAGS[thinks].spellings if thinks in THINK_TAGS else ():
+    for tag in THINK_TAGS[formats.thinking].spellings if formats.thinking in THINK_TAGS else ():
         before = before.replace(tag, "")
     return before.strip().rstrip("[ \n"), behind.strip().removesuffix(ending).lstrip("] \n").strip()
 

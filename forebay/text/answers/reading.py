@@ -9,6 +9,8 @@ from typing import Final
 
 from forebay.text.answers.answer import Answer, Tools
 from forebay.text.answers.cursor import Cursor, Markers, Reading, Sink, json_value, markers_of
+from forebay.text.answers.declared.declaration import Declaration, Region
+from forebay.text.answers.declared.reading import Regions
 from forebay.text.answers.formats import (
     CALL_FORMATS,
     CHANNEL_SPELLINGS,
@@ -30,15 +32,19 @@ _RECIPIENT: Final = re.compile(r"to=functions\.([\w.\-/]+?)(?=[\s<]|$)")
 @dataclass(frozen=True)
 class AnswerFormats:
     """How a model spells calls and thinking, by the names of `answers.formats`; None if it has neither. `marks` are the
-    texts around calls in its chat template for which the format has no markers."""
+    texts around calls in its chat template for which the format has no markers. `declared` is what the checkpoint
+    says of both, which are then called DECLARED."""
 
     calls: str | None = None
     thinking: str | None = None
     marks: tuple[str, str] = ("", "")
+    declared: Declaration | None = None
 
     @cached_property
     def spellings(self) -> frozenset[str]:
         """Return the markers, which must be visible in the text even if they are tokens that texts omit."""
+        if self.declared is not None:
+            return self.declared.spellings
         found = set[str]()
         if CHANNELS in (self.calls, self.thinking):
             found |= set(CHANNEL_SPELLINGS)
@@ -59,32 +65,32 @@ class AnswerFormats:
     @property
     def with_thinking_said(self) -> AnswerFormats:
         """Return formats that treat thinking as text. Channels stay separate, since their marks would show in it."""
-        return AnswerFormats(CHANNELS if self.thinking == CHANNELS else self.calls, None, self.marks)
+        return replace(self, calls=CHANNELS if self.thinking == CHANNELS else self.calls, thinking=None)
 
 
 class AnswerReader:
     """A `Reader`."""
 
-    def __init__(self, formats: AnswerFormats, tools: Tools | None, *, opened: bool = False) -> None:
-        """Without `tools` nothing is a call. `opened`: the prompt ends within the thinking."""
-        self._in_thought = opened
+    def __init__(self, formats: AnswerFormats, tools: Tools | None, *, opened: bool | Region = False) -> None:
+        """Without `tools` nothing is a call. `opened`: the prompt ends within the thinking, or within this region."""
         self._cursor = Cursor()
         channels = CHANNELS in (formats.calls, formats.thinking)
-        begins: Kind = Thought if opened or channels else Said
-        self._answer = Answer(self._cursor, tools or {}, exact=channels, marks=[(0, begins)])
+        thinks = bool(opened) and formats.thinking is not None
+        begins: Kind = Thought if thinks or channels else Said
+        self._answer = Answer(self._cursor, tools or {}, exact=channels, marks=[(0, begins)], thinking=thinks)
         self._calls = formats.call_format if tools else None
         self._think = THINK_TAGS.get(formats.thinking or "")
         self._shows_thinking = formats.thinking is not None
         self._calls_in_channels = bool(tools) and formats.calls == CHANNELS
         answer = self._answer
         self._kinds: dict[Sink, Kind] = {answer.say: Said, answer.think: Thought, answer.argue: CallArguments}
-        self._program = self._channels() if channels else self._tags()
+        self._program = self._program_of(formats, bool(tools), opened)
         self._advance()
 
     @property
     def thinking(self) -> bool:
         """Return whether the next text belongs to the thinking."""
-        return self._in_thought and self._answer.marks[-1][1] is not CallArguments
+        return self._answer.thinking and self._answer.marks[-1][1] is not CallArguments
 
     def push(self, text: str) -> list[Part]:
         """Read more text of the answer, and return the parts that are certain by now."""
@@ -104,7 +110,7 @@ class AnswerReader:
         """Return the last parts; unfinished markers become text."""
         self._cursor.ended = True
         self._advance()
-        if self._in_thought:
+        if self._answer.thinking:
             self._answer.turn()
         self._answer.finish()
         return self._answer.taken()
@@ -116,6 +122,13 @@ class AnswerReader:
     def kind(self, begin: int, end: int) -> Kind:
         """Return whether the characters [begin, end) of the answer are visible text, reasoning or a call."""
         return self._answer.kind(begin, end)
+
+    def _program_of(self, formats: AnswerFormats, has_tools: bool, opened: bool | Region) -> Reading[None]:
+        if formats.declared is not None:
+            calls, thoughts = has_tools and formats.calls is not None, formats.thinking is not None
+            begun = opened if isinstance(opened, Region) else formats.declared.thinking if opened else None
+            return Regions(formats.declared, self._answer, calls=calls, thoughts=thoughts).read(begun)
+        return self._channels() if CHANNELS in (formats.calls, formats.thinking) else self._tags()
 
     def _advance(self) -> None:
         next(self._program, None)
@@ -144,7 +157,7 @@ class AnswerReader:
         cursor.record = []
         yield from cursor.spaces()
         found = yield from cursor.literal(tags.opens)
-        if not found and not self._in_thought:
+        if not found and not self._answer.thinking:
             answer.give_up()
             return ""
         if found and not (yield from cursor.literal(tags.label)):
@@ -152,12 +165,12 @@ class AnswerReader:
             if cursor.ended and tags.label.startswith(begun):  # the answer was cut off within the label
                 cursor.take(len(begun))
         recorded, cursor.record = cursor.record or [], None
-        self._in_thought = True
+        self._answer.thinking = True
         answer.turn(Thought)
         if not found:
             answer.think("".join(recorded))
         called = yield from self._thought(tags)
-        self._in_thought = False
+        self._answer.thinking = False
         if called:
             answer.give_up()
             return tags.closes
@@ -248,13 +261,13 @@ class AnswerReader:
             answer.end()
             answer.give_up()
             return (yield from self._cursor.until(_BODY_END, answer.say))
-        self._in_thought = self._shows_thinking and channel is not None and channel[1] == "analysis"
-        sink: Sink = answer.think if self._in_thought else answer.say
+        self._answer.thinking = self._shows_thinking and channel is not None and channel[1] == "analysis"
+        sink: Sink = answer.think if self._answer.thinking else answer.say
         marker = yield from self._cursor.until(_BODY_END, sink)
-        self._in_thought = False
+        self._answer.thinking = False
         return marker
 
 
-def reader_for(formats: AnswerFormats, tools: Tools | None, *, opened: bool = False) -> AnswerReader:
-    """Return a reader for the answer's formats; with `opened`, the prompt ends inside the reasoning."""
+def reader_for(formats: AnswerFormats, tools: Tools | None, *, opened: bool | Region = False) -> AnswerReader:
+    """Return a reader for the answer's formats. With `opened`, the prompt ends inside the reasoning, or the region."""
     return AnswerReader(formats, tools, opened=opened)

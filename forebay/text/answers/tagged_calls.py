@@ -83,13 +83,13 @@ class Tagged:
         if self.lines:
             yield from cursor.literal("\n")
         ends = (f"\n{self.value_end}", self.value_end) if self.lines else (self.value_end,)
-        value = _TextValue(answer.argue, kind.nullable) if kind.text else _AnyValue(answer.argue)
+        value = TextValue(answer.argue, kind.nullable) if kind.text else _AnyValue(answer.argue)
         ended = yield from cursor.until(markers_of(*ends, *self.ends_inside), value.write)
         value.end(bool(ended))
         return ended.lstrip("\n")
 
 
-class _TextValue:
+class TextValue:
     """A JSON string of a text, written as the text comes. If the value is nullable, `null` alone is null."""
 
     def __init__(self, sink: Sink, nullable: bool) -> None:

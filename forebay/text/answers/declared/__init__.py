@@ -1,0 +1,1 @@
+"""Formats that checkpoints declare in their `response_template`."""
