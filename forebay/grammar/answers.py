@@ -8,17 +8,18 @@ llguidance's: rules in small letters, terminals in capitals.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from forebay.grammar.compiler import source_of
+from forebay.grammar.declared_calls import DeclaredCalls, framed
 from forebay.grammar.lark import CallRule, Lark, cannot, literal
-from forebay.grammar.spelled_calls import SPELLED, Spelled, call_in_text, in_list
+from forebay.grammar.spelled_calls import SPELLED, Spell, Spelled, call_in_text, in_list
 from forebay.requests.sampling_params import Grammar, GrammarKind
 from forebay.text.answers.calls import objects
-from forebay.text.answers.formats import CHANNELS, THINK_TAGS, CallFormat, ThinkTags
+from forebay.text.answers.formats import CHANNELS, CallFormat, ThinkTags
 from forebay.text.answers.reading import AnswerFormats
 from forebay.text.token_bytes import TokenBytes
 
@@ -50,7 +51,7 @@ def answer_grammar(formats: AnswerFormats, table: TokenBytes, rules: AnswerRules
     if not rules.are_enforced:
         return None
     thinks = formats.thinking is not None or formats.calls == CHANNELS
-    if rules.content is not None and not (thinks or rules.calls):
+    if rules.content is not None and not (thinks or rules.calls or formats.declared):
         return rules.content
     lark = Lark(table)
     start = _channels(lark, rules) if CHANNELS in (formats.calls, formats.thinking) else _tags(lark, formats, rules)
@@ -84,21 +85,36 @@ def _embedded(content: Grammar | None) -> list[dict[str, Any]]:
 
 def _tags(lark: Lark, formats: AnswerFormats, rules: AnswerRules) -> str:
     thinking = _thinking(lark, formats, rules)
+    region = formats.declared.content if formats.declared is not None else None
     form = formats.call_format if rules.calls else None
+    if form is None and rules.calls and (rules.must_call or rules.restricted):
+        raise cannot("the declared calls of this model have no marker, so that they cannot be enforced", "tool_choice")
+    content = "" if rules.content is None else framed(lark, region, f"SPACE? {_content(lark, rules.content)}")
     if form is None:
-        return f"{thinking} TEXT" if rules.content is None else f"{thinking} SPACE? {_content(lark, rules.content)}"
+        return f"{thinking} {content or _as_they_come(lark, formats.spellings if formats.declared else ())}"
     calls = _Calls(lark, formats, form, rules)
     if rules.must_call:
         return f"{thinking} SPACE? {calls.alone()}"
     if rules.content is not None:
-        return f"{thinking} SPACE? ({_content(lark, rules.content)} | {calls.alone()})"
+        return f"{thinking} SPACE? ({content} | {calls.alone()})"
     if rules.restricted or any(call.enforced for call in rules.calls):
+        framed_apart = region is not None and region.opens is not None
+        if framed_apart:
+            return f"{thinking} SPACE? ({framed(lark, region, calls.no_call())} | {calls.alone()})"
         return f"{thinking} {calls.in_text()}"
-    return f"{thinking} {calls.as_they_come()}"
+    return f"{thinking} {_as_they_come(lark, form.spellings)}"
+
+
+def _as_they_come(lark: Lark, spellings: Collection[str]) -> str:
+    """Return an expression of text with all of these markers that are tokens."""
+    tokens = sorted(token for word in spellings if (token := lark.table.added(word)) is not None)
+    return f"(TEXT <[{','.join(map(str, tokens))}]>)* TEXT" if tokens else "TEXT"
 
 
 def _thinking(lark: Lark, formats: AnswerFormats, rules: AnswerRules) -> str:
-    tags = THINK_TAGS.get(formats.thinking or "")
+    tags = formats.think_tags
+    if tags is None and formats.thinking is not None:
+        raise cannot("the declared thinking of this model has no marker, so that no answer can be enforced", "tools")
     if tags is None and rules.max_thinking_tokens is not None:
         raise cannot("this model does not think, as far as its chat template tells", "max_thinking_tokens")
     if tags is None:
@@ -113,6 +129,11 @@ def _label(tags: ThinkTags) -> str:
     return f"{literal(tags.label)}?" if tags.label else ""
 
 
+def _spelling(formats: AnswerFormats, form: CallFormat) -> Spell:
+    declared = formats.declared
+    return DeclaredCalls(declared.calls) if declared is not None and declared.calls else SPELLED[form.name]
+
+
 class _Calls:
     """Calls in a model's format, if with the marks of its chat template then behind these alone."""
 
@@ -120,7 +141,7 @@ class _Calls:
         self._lark, self._form, self._rules = lark, form, rules
         self._bare = "" if formats.marks[0] else form.bare
         marked = any(formats.marks) and form.body is objects
-        self._spell = partial(in_list, end=formats.marks[1]) if marked else SPELLED[form.name]
+        self._spell: Spell = partial(in_list, end=formats.marks[1]) if marked else _spelling(formats, form)
 
     def _spelled(self) -> Spelled:
         return self._spell(self._lark, self._rules.calls, self._rules.one_call)
@@ -145,11 +166,9 @@ class _Calls:
         other = lark.other_than(self._bare, calls)
         return f"(SPACE? {section} | {lark.marker(begin)} {section} | {other})"
 
-    def as_they_come(self) -> str:
-        """Text with all markers of calls that are tokens."""
-        spellings = self._form.spellings
-        tokens = sorted(token for word in spellings if (token := self._lark.table.added(word)) is not None)
-        return f"(TEXT <[{','.join(map(str, tokens))}]>)* TEXT" if tokens else "TEXT"
+    def no_call(self) -> str:
+        """Text without a marker of calls."""
+        return self._lark.without(self._lark.as_text(*self._form.begins))
 
 
 def _channels(lark: Lark, rules: AnswerRules) -> str:

@@ -45,31 +45,32 @@ Spell: TypeAlias = Callable[["Lark", Sequence[CallRule], bool], Spelled]
 # -- JSON --------------------------------------------------------------------------------------------------------------
 
 
-def _object(lark: Lark, calls: Sequence[CallRule], key: str = "arguments") -> str:
-    heads = (literal(f'{{"name": {literal(call.name)}, "{key}": ') for call in calls)
+def objects(lark: Lark, calls: Sequence[CallRule], key: str = "arguments", name: str = "name") -> str:
+    """Return an expression of one call as JSON, with these names of its members."""
+    heads = (literal(f'{{"{name}": {literal(call.name)}, "{key}": ') for call in calls)
     return lark.one_of([f'{head} {lark.arguments(call)} "}}"' for head, call in zip(heads, calls, strict=True)])
 
 
 def _hermes(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
-    return Spelled(f'"\\n" {_object(lark, calls)} "\\n" {lark.marker("</tool_call>")}', "\n")
+    return Spelled(f'"\\n" {objects(lark, calls)} "\\n" {lark.marker("</tool_call>")}', "\n")
 
 
 def in_list(lark: Lark, calls: Sequence[CallRule], one: bool, *, end: str) -> Spelled:
     """Write a JSON list of calls, up to the marker `end`."""
-    return Spelled(f'"[" {lark.some(_object(lark, calls), ", ", one)} "]" {lark.marker(end)}')
+    return Spelled(f'"[" {lark.some(objects(lark, calls), ", ", one)} "]" {lark.marker(end)}')
 
 
 def _gigachat3(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
-    return Spelled(f'"\\n" {_object(lark, calls)}')
+    return Spelled(f'"\\n" {objects(lark, calls)}')
 
 
 def _llama3_json(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
-    return Spelled(lark.some(_object(lark, calls, "parameters"), "; ", one))
+    return Spelled(lark.some(objects(lark, calls, "parameters"), "; ", one))
 
 
 def _mistral(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
     if lark.table.added("[ARGS]") is None:
-        return Spelled(f'"[" {lark.some(_object(lark, calls), ", ", one)} "]"')
+        return Spelled(f'"[" {lark.some(objects(lark, calls), ", ", one)} "]"')
     behind = lark.marker("[ARGS]")
     return Spelled(lark.one_of([f"{literal(call.name)} {behind} {lark.arguments(call)}" for call in calls]), "")
 
@@ -105,7 +106,7 @@ def _kimi_k2(lark: Lark, name: str) -> str:
 # -- values one by one -------------------------------------------------------------------------------------------------
 
 
-class _Member(NamedTuple):
+class Member(NamedTuple):
     key: str
     schema: Schema
     optional: bool
@@ -115,7 +116,7 @@ class _Member(NamedTuple):
     text: str = ""  # the grammar of a tool's one text
 
 
-def _members(call: CallRule) -> list[_Member]:
+def arguments_of(call: CallRule) -> list[Member]:
     """Return the arguments of an enforced call, in the order of the schema, which is theirs in the answer."""
     properties = call.parameters.get("properties")
     if not isinstance(properties, dict):
@@ -129,7 +130,7 @@ def _members(call: CallRule) -> list[_Member]:
         parts = list(subschemas(own, root))
         limit = next((word for word in _NOT_IN_TEXT for part in parts if word in part), "")
         optional = key not in (required or ())
-        found.append(_Member(key, own, optional, argument_type(root, key), texts_of(own, root), limit, call.text))
+        found.append(Member(key, own, optional, argument_type(root, key), texts_of(own, root), limit, call.text))
     return found
 
 
@@ -170,12 +171,13 @@ class _Tags:
         return Spelled(lark.one_of(each), "\n")
 
     def _arguments(self, lark: Lark, tags: Tagged, call: CallRule) -> str:
-        made = ((self._member(lark, tags, call, member), member.optional) for member in _members(call))
+        made = ((self._member(lark, tags, call, member), member.optional) for member in arguments_of(call))
         return " ".join(f"{rule}{'?' if optional else ''}" for rule, optional in made)
 
-    def _member(self, lark: Lark, tags: Tagged, call: CallRule, member: _Member) -> str:
+    def _member(self, lark: Lark, tags: Tagged, call: CallRule, member: Member) -> str:
         end = self._end(tags)
-        return self._pair(lark, tags, literal(member.key), self._value(lark, tags, call, member, end))
+        value = tagged_value(lark, call, member, lark.marker(end), partial(self._any_text, lark, tags, end))
+        return self._pair(lark, tags, literal(member.key), value)
 
     def _any_member(self, lark: Lark, tags: Tagged) -> str:
         return self._pair(lark, tags, _ANY_KEY, self._any_text(lark, tags, self._end(tags)))
@@ -194,18 +196,20 @@ class _Tags:
     def _any_text(self, lark: Lark, tags: Tagged, end: str) -> str:
         return lark.until(end, without="|".join(map(as_pattern, tags.ends_inside)))
 
-    def _value(self, lark: Lark, tags: Tagged, call: CallRule, member: _Member, end: str) -> str:
-        if member.text:
-            return f"{lark.embedded(member.text)} {lark.marker(end)}"
-        if not member.kind.text:
-            return f"{lark.json(member.schema)} {lark.marker(end)}"
-        if member.limit:
-            what = f"{member.limit} of {member.key} cannot be enforced where arguments are text: "
-            raise cannot(f"{what}leave it out, or strict", call.field)
-        if member.texts is not None:
-            texts = [*member.texts, *(["null"] if member.kind.nullable else [])]
-            return f"({' | '.join(map(literal, texts))}) {lark.marker(end)}"
-        return self._any_text(lark, tags, end)
+
+def tagged_value(lark: Lark, call: CallRule, member: Member, end: str, any_text: Callable[[], str]) -> str:
+    """Return an expression of a value without quotes, and of the tag `end` behind it; `any_text` makes one of texts."""
+    if member.text:
+        return f"{lark.embedded(member.text)} {end}"
+    if not member.kind.text:
+        return f"{lark.json(member.schema)} {end}"
+    if member.limit:
+        what = f"{member.limit} of {member.key} cannot be enforced where arguments are text: "
+        raise cannot(f"{what}leave it out, or strict", call.field)
+    if member.texts is not None:
+        texts = [*member.texts, *(["null"] if member.kind.nullable else [])]
+        return f"({' | '.join(map(literal, texts))}) {end}"
+    return any_text()
 
 
 def _gemma4(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
@@ -213,7 +217,7 @@ def _gemma4(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
     ends, each = CALL_FORMATS["gemma4"].after[0], []
     for call in calls:
         head = literal(f"call:{call.name}{{")
-        members = f"{_in_order(lark, call, ',', _gemma4_member)} {literal('}')} {lark.marker(ends)}"
+        members = f"{in_order(lark, call, ',', _gemma4_member)} {literal('}')} {lark.marker(ends)}"
         each.append(f"{head} {members if call.enforced else _any_gemma4(lark, ends)}")
     return Spelled(lark.one_of(each), "")
 
@@ -223,7 +227,7 @@ def _any_gemma4(lark: Lark, ends: str) -> str:
     return f"{texts} {lark.until('}' + ends)}"
 
 
-def _gemma4_member(lark: Lark, call: CallRule, member: _Member) -> str:
+def _gemma4_member(lark: Lark, call: CallRule, member: Member) -> str:
     key, mark = literal(f"{member.key}:"), lark.marker(TEXT_MARK)
     if member.text:
         return f"{key} {lark.quoted(member.text, call.field)}"
@@ -236,22 +240,22 @@ def _gemma4_member(lark: Lark, call: CallRule, member: _Member) -> str:
 
 def _python(lark: Lark, calls: Sequence[CallRule], one: bool, *, end: str = "") -> Spelled:
     """`[name(key=value, ...), ...]`."""
-    each = [f'{literal(f"{call.name}(")} {_keywords(lark, call)} ")"' for call in calls]
+    each = [f'{literal(f"{call.name}(")} {keywords(lark, call)} ")"' for call in calls]
     return Spelled(f'"[" {lark.some(lark.one_of(each), ", ", one)} "]" {lark.marker(end) if end else ""}')
 
 
-def _keywords(lark: Lark, call: CallRule) -> str:
+def keywords(lark: Lark, call: CallRule) -> str:
     """Return an expression for the arguments. Without enforcement they are any keywords."""
     if call.enforced:
-        return _in_order(lark, call, ", ", _keyword)
+        return in_order(lark, call, ", ", _keyword)
     lark.rules += _PYTHON if _PYTHON[0] not in lark.rules else ()
     return "keywords"
 
 
-def _in_order(lark: Lark, call: CallRule, between: str, write: Callable[[Lark, CallRule, _Member], str]) -> str:
+def in_order(lark: Lark, call: CallRule, between: str, write: Callable[[Lark, CallRule, Member], str]) -> str:
     """Members in their order, with `between` those that are there."""
     first, more = '""', '""'
-    for member in reversed(_members(call)):
+    for member in reversed(arguments_of(call)):
         value = write(lark, call, member)
         alone, behind = f"{value} {more}", f"{literal(between)} {value} {more}"
         first = lark.rule(f"{alone} | {first}" if member.optional else alone)
@@ -259,7 +263,7 @@ def _in_order(lark: Lark, call: CallRule, between: str, write: Callable[[Lark, C
     return first
 
 
-def _keyword(lark: Lark, call: CallRule, member: _Member) -> str:
+def _keyword(lark: Lark, call: CallRule, member: Member) -> str:
     own = lark.quoted(member.text, call.field) if member.text else _python_value(lark, member.schema)
     return f"{literal(f'{member.key}=')} {own}"
 

@@ -87,9 +87,11 @@ def formats(name: str) -> AnswerFormats:
     return AnswerFormats(name, CHANNELS if name == CHANNELS else None)
 
 
-def read(form: AnswerFormats, text: str, *, opened: bool = False) -> tuple[list[tuple[str, Any]], str, str]:
+def read(
+    form: AnswerFormats, text: str, *, opened: bool = False, tools: Any = TOOLS
+) -> tuple[list[tuple[str, Any]], str, str]:
     """The calls, what was said and what was thought."""
-    reader = reader_for(form, TOOLS, opened=opened)
+    reader = reader_for(form, tools, opened=opened)
     parts = reader.push(text) + reader.finish()
     calls: list[tuple[str, str]] = []
     for part in parts:

@@ -169,6 +169,11 @@ class Headed:
         answer.end()
 
 
+def no_calls(answer: Answer, known: bool) -> Reading[None]:
+    """Read nothing."""
+    yield from ()
+
+
 def list_or(other: Body) -> Body:
     """A list of objects, or what `other` reads."""
 

@@ -8,13 +8,16 @@ from functools import cached_property
 from typing import Final
 
 from forebay.text.answers.answer import Answer, Tools
+from forebay.text.answers.calls import no_calls
 from forebay.text.answers.cursor import Cursor, Markers, Reading, Sink, json_value, markers_of
 from forebay.text.answers.declared.declaration import Declaration, Region
 from forebay.text.answers.declared.reading import Regions
+from forebay.text.answers.declared.trees import beginnings, literal_text
 from forebay.text.answers.formats import (
     CALL_FORMATS,
     CHANNEL_SPELLINGS,
     CHANNELS,
+    DECLARED,
     THINK_TAGS,
     CallFormat,
     ThinkTags,
@@ -48,13 +51,22 @@ class AnswerFormats:
         found = set[str]()
         if CHANNELS in (self.calls, self.thinking):
             found |= set(CHANNEL_SPELLINGS)
-        for each in (self.call_format, THINK_TAGS.get(self.thinking or "")):
+        for each in (self.call_format, self.think_tags):
             found |= set(each.spellings if each is not None else ())
         return frozenset(found)
+
+    @property
+    def think_tags(self) -> ThinkTags | None:
+        """The tags around the thinking; None if there are none, or the declared ones are of many spellings."""
+        if self.thinking != DECLARED or self.declared is None:
+            return THINK_TAGS.get(self.thinking or "")
+        return _think_tags(self.declared.thinking)
 
     @cached_property
     def call_format(self) -> CallFormat | None:
         """The format of calls, with the marks that this model has around them."""
+        if self.calls == DECLARED and self.declared is not None:
+            return _call_format(self.declared)
         form = CALL_FORMATS.get(self.calls or "")
         if form is None or not any(self.marks):
             return form
@@ -66,6 +78,21 @@ class AnswerFormats:
     def with_thinking_said(self) -> AnswerFormats:
         """Return formats that treat thinking as text. Channels stay separate, since their marks would show in it."""
         return replace(self, calls=CHANNELS if self.thinking == CHANNELS else self.calls, thinking=None)
+
+
+def _think_tags(region: Region | None) -> ThinkTags | None:
+    if region is None or region.opens is None or region.closes is None:
+        return None
+    opens, closes = literal_text(region.opens.tree), literal_text(region.closes.tree)
+    return ThinkTags(DECLARED, opens, closes) if opens and closes else None
+
+
+def _call_format(declared: Declaration) -> CallFormat | None:
+    """Return the markers of declared calls, by which grammars tell them from text: the declaration's reader is its own.
+    None if they begin with no text that is always the same."""
+    opens = declared.calls.opens if declared.calls is not None else None
+    begins = beginnings(opens.tree)[0] if opens is not None else []
+    return CallFormat(DECLARED, no_calls, begins=tuple(begins), inside=tuple(declared.spellings)) if begins else None
 
 
 class AnswerReader:

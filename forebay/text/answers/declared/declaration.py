@@ -176,6 +176,10 @@ class Declaration:
         return self._first(lambda region: region.thinks)
 
     @cached_property
+    def content(self) -> Region | None:
+        return self._first(lambda region: region.says)
+
+    @cached_property
     def implicit(self) -> Region | None:
         return self._first(lambda region: region.opens is None)
 

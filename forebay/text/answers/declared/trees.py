@@ -336,6 +336,39 @@ def runs(node: Node) -> list[str]:
     return [run for run in dict.fromkeys([*found, *ends]) if run]
 
 
+_TOKEN_LIKE: Final = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")
+
+
+def beginnings(node: Node) -> tuple[list[str], Node]:
+    """Return the texts with one of which every match begins, and the tree of what follows them. A text ends with the
+    first token in it, as far as its spelling tells. None at all if a match may begin with anything."""
+    parts = list(node.parts) if isinstance(node, Chain) else [node]
+    if parts and isinstance(parts[0], Choice):
+        options = [literal_text(option) for option in parts[0].options]
+        found = [option for option in options if option]
+        return (found, Chain(tuple(parts[1:]))) if len(found) == len(options) else ([], node)
+    count = next((i for i, part in enumerate(parts) if not (isinstance(part, Char) and part.literal)), len(parts))
+    run = literal_text(Chain(tuple(parts[:count]))) or ""
+    token = _TOKEN_LIKE.match(run)
+    end = token.end() if token else count
+    return [run[:end]] if run else [], Chain(tuple(parts[end:]))
+
+
+def literal_text(node: Node) -> str | None:
+    """Return the only text that matches, of alternatives the first; None if there are others."""
+    match node:
+        case Char(_, literal):
+            return literal or None
+        case Chain(parts):
+            texts = [literal_text(part) for part in parts]
+            return None if None in texts else "".join(text or "" for text in texts)
+        case Choice(options):
+            return literal_text(options[0])
+        case Group(part, _):
+            return literal_text(part)
+    return None
+
+
 def _runs(node: Node, before: list[str], found: list[str]) -> list[str]:
     """Return all continuations of `before`; those that cannot be continued go to `found`."""
     match node:
