@@ -39,10 +39,14 @@ class AnswerRules:
     max_thinking_tokens: int | None = None
 
     @property
+    def enforces_calls(self) -> bool:
+        """Return whether not every call may be written."""
+        return self.must_call or self.restricted or any(rule.enforced for rule in self.calls)
+
+    @property
     def are_enforced(self) -> bool:
         """Whether the answer needs a grammar."""
-        calls = self.must_call or self.restricted or any(rule.enforced for rule in self.calls)
-        return calls or self.content is not None or self.max_thinking_tokens is not None
+        return self.enforces_calls or self.content is not None or self.max_thinking_tokens is not None
 
 
 def answer_grammar(formats: AnswerFormats, table: TokenBytes, rules: AnswerRules) -> Grammar | None:
@@ -50,8 +54,8 @@ def answer_grammar(formats: AnswerFormats, table: TokenBytes, rules: AnswerRules
     with the client's field."""
     if not rules.are_enforced:
         return None
-    thinks = formats.thinking is not None or formats.calls == CHANNELS
-    if rules.content is not None and not (thinks or rules.calls or formats.declared):
+    parts = (formats.thinking, formats.calls == CHANNELS, formats.declared, rules.calls)
+    if rules.content is not None and not any(parts):
         return rules.content
     lark = Lark(table)
     start = _channels(lark, rules) if CHANNELS in (formats.calls, formats.thinking) else _tags(lark, formats, rules)
@@ -84,25 +88,33 @@ def _embedded(content: Grammar | None) -> list[dict[str, Any]]:
 
 
 def _tags(lark: Lark, formats: AnswerFormats, rules: AnswerRules) -> str:
-    thinking = _thinking(lark, formats, rules)
+    return f"{_thinking(lark, formats, rules)} {_behind_thinking(lark, formats, rules)}"
+
+
+def _behind_thinking(lark: Lark, formats: AnswerFormats, rules: AnswerRules) -> str:
     region = formats.declared.content if formats.declared is not None else None
-    form = formats.call_format if rules.calls else None
-    if form is None and rules.calls and (rules.must_call or rules.restricted):
-        raise cannot("the declared calls of this model have no marker, so that they cannot be enforced", "tool_choice")
     content = "" if rules.content is None else framed(lark, region, f"SPACE? {_content(lark, rules.content)}")
+    form = _call_format(formats, rules)
     if form is None:
-        return f"{thinking} {content or _as_they_come(lark, formats.spellings if formats.declared else ())}"
+        return content or _as_they_come(lark, formats.spellings if formats.declared is not None else ())
     calls = _Calls(lark, formats, form, rules)
     if rules.must_call:
-        return f"{thinking} SPACE? {calls.alone()}"
-    if rules.content is not None:
-        return f"{thinking} SPACE? ({content} | {calls.alone()})"
-    if rules.restricted or any(call.enforced for call in rules.calls):
-        framed_apart = region is not None and region.opens is not None
-        if framed_apart:
-            return f"{thinking} SPACE? ({framed(lark, region, calls.no_call())} | {calls.alone()})"
-        return f"{thinking} {calls.in_text()}"
-    return f"{thinking} {_as_they_come(lark, form.spellings)}"
+        return f"SPACE? {calls.alone()}"
+    if content:
+        return f"SPACE? ({content} | {calls.alone()})"
+    if not rules.enforces_calls:
+        return _as_they_come(lark, form.spellings)
+    if region is not None and region.opens is not None:
+        return f"SPACE? ({framed(lark, region, calls.no_call())} | {calls.alone()})"
+    return calls.in_text()
+
+
+def _call_format(formats: AnswerFormats, rules: AnswerRules) -> CallFormat | None:
+    """Return the format of the calls that there may be. Raises InvalidRequest for declared ones without a marker."""
+    form = formats.call_format if rules.calls else None
+    if form is None and rules.calls and rules.enforces_calls:
+        raise cannot("the declared calls of this model have no marker, so that they cannot be enforced", "tool_choice")
+    return form
 
 
 def _as_they_come(lark: Lark, spellings: Collection[str]) -> str:
@@ -130,8 +142,10 @@ def _label(tags: ThinkTags) -> str:
 
 
 def _spelling(formats: AnswerFormats, form: CallFormat) -> Spell:
-    declared = formats.declared
-    return DeclaredCalls(declared.calls) if declared is not None and declared.calls else SPELLED[form.name]
+    region = formats.declared.calls if formats.declared is not None else None
+    if region is None or region.opens is None or region.shape is None:
+        return SPELLED[form.name]
+    return DeclaredCalls(region, region.opens, region.shape)
 
 
 class _Calls:

@@ -47,12 +47,12 @@ class DeclaredCalls:
     """Spells the calls of a region, behind the first marker of it."""
 
     region: Region
+    opens: Pattern
+    shape: CallShape
 
     def __call__(self, lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
-        region, shape = self.region, self.region.shape
-        assert region.opens is not None
-        assert shape is not None
-        _, behind = beginnings(region.opens.tree)
+        region, shape = self.region, self.shape
+        _, behind = beginnings(self.opens.tree)
         if shape.each:
             content = f'"[" {lark.some(self._listed(lark, calls, shape), ", ", one)} "]"'
             return Spelled(f"{written(lark, behind, {})} SPACE? {content} SPACE? {_closed(lark, region.closes, {})}")

@@ -107,6 +107,8 @@ def _kimi_k2(lark: Lark, name: str) -> str:
 
 
 class Member(NamedTuple):
+    """Argument of a tool, as far as its rule depends on it."""
+
     key: str
     schema: Schema
     optional: bool

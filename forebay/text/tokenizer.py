@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -59,7 +59,7 @@ class Tokenizer:
         self._control_is_normalized = any(token.special and token.normalized for token in added)
         hidden = [word for word in control if parts.added[word] in parts.hidden]
         self._hidden = _any_of(hidden)
-        self.response_template = parts.response_template
+        self.response_template, self.added = parts.response_template, parts.added.keys()
         self.special_names = dict(parts.names)  # `bos_token`, `eos_token` and the like, as they are spelled
         self.eos_token_id = parts.added.get(parts.names.get("eos_token", ""))
         self.bos_token_id = parts.added.get(parts.names.get("bos_token", ""))
@@ -120,11 +120,6 @@ class Tokenizer:
         _check_text(text, max_tokens)
         ids = self._encode(text, add_special_tokens, plain=not parse_special).ids
         return self._framed(ids) if add_special_tokens else ids
-
-    @property
-    def added(self) -> Collection[str]:
-        """The spellings of all added tokens."""
-        return self._added.keys()
 
     def added_id(self, spelled: str) -> int | None:
         """Return the id of an added token by its spelling; None for any other text."""

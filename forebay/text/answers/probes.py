@@ -139,7 +139,7 @@ def _declared(tokenizer: Tokenizer) -> Declaration | None:
     except DeclarationError as error:
         log.warning(event("response_template_ignored", why=str(error), instead="the chat template decides"))
         return None
-    if dropped := [region.name for region in declared.regions if not (region.thinks or region.says or region.calls)]:
+    if dropped := [region.name for region in declared.regions if region.dropped]:
         log.info(event("response_template_fields_left_out", fields=",".join(dropped)))
     return declared
 
@@ -259,6 +259,7 @@ class _Written(NamedTuple):
 
 
 def _calls(render: Render, forms: Sequence[AnswerFormats]) -> _Written:
+    """Find the form whose reader leaves least of a call that the template writes."""
     best, hidden = _Written(Wanted(content="")), True
     said = _answered(render, {"role": "assistant", "content": _SAID})
     ending = said.partition(_SAID)[2].strip()
@@ -274,7 +275,7 @@ def _calls(render: Render, forms: Sequence[AnswerFormats]) -> _Written:
             if left is not None and (not best.name or sum(map(len, left)) < best.num_left):
                 example = text.strip().removesuffix(ending).strip()
                 wanted = Wanted(as_text=isinstance(arguments, str), content=content, example=example)
-                best = _Written(wanted, each.calls or "", f"a call is written {text.strip()[:_MAX_EVIDENCE]!r}", left)
+                best = _Written(wanted, str(each.calls), f"a call is written {text.strip()[:_MAX_EVIDENCE]!r}", left)
     if not best.name:
         return best._replace(wanted=Wanted(hidden=hidden, content=""))
     wanted = replace(best.wanted, content=_content_beside(render, best), one_call=_takes_one_call(render, best))

@@ -99,6 +99,7 @@ class TextValue:
             sink('"')
 
     def write(self, text: str) -> None:
+        """Append to the text."""
         if self._held is not None:
             text = self._held + text
             self._held = text if "null".startswith(text) else None
@@ -108,6 +109,7 @@ class TextValue:
         self._sink(quoted(text)[1:-1])
 
     def end(self, closed: bool) -> None:
+        """End the string, if the model ended the text."""
         if self._held is not None:
             self._sink("null" if closed and self._held == "null" else quoted(self._held)[: None if closed else -1])
         elif closed:

@@ -34,14 +34,10 @@ _MAX_CALLS: Final = 1000  # of one list
 
 @dataclass(frozen=True)
 class RegionCalls:
-    """Reads the calls of a region, behind the match that opened it."""
+    """Reads the calls of a region of this shape, behind the match that opened it."""
 
     region: Region
-
-    @cached_property
-    def shape(self) -> CallShape:
-        assert self.region.shape is not None
-        return self.region.shape
+    shape: CallShape
 
     @cached_property
     def listed(self) -> Body | None:

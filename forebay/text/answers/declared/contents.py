@@ -67,37 +67,42 @@ def _json(cursor: Cursor, sink: Sink, content: Json) -> Reading[bool]:
 def _relaxed(cursor: Cursor, sink: Sink, content: Json) -> Reading[bool]:
     """Copy a value of JSON that may have keys without quotes, and texts between marks. False if it does not end."""
     brackets: list[str] = []
-    key = False  # the next word is one, of an object
+    is_key = False  # the next word is one, of an object
     while True:
         yield from cursor.run(_SPACE, drop)
         char = yield from cursor.peek()
-        if (delims := (yield from _delims(cursor, content))) is not None:
-            if not (yield from _between(cursor, sink, delims)):
-                return False
-        elif char == '"':
-            if not (yield from json_string(cursor, sink)):
-                return False
-        elif char and char in "{[":
+        if char in ("{", "["):
             brackets.append(cursor.take(1))
             sink(char)
-            key = char == "{"
+            is_key = char == "{"
             continue
-        elif char and brackets and char in "]},:":
+        if brackets and char in (",", ":"):
             sink(cursor.take(1))
-            if char in "]}":
-                brackets.pop()
-            else:
-                key = char == "," and brackets[-1] == "{"
-                continue
-        elif _WORD.match(char):
-            word: list[str] = []
-            yield from cursor.run(_WORD, word.append)
-            sink(quoted("".join(word)) if key and content.unquoted_keys else atom("".join(word)))
-        else:
+            is_key = char == "," and brackets[-1] == "{"
+            continue
+        if brackets and char in ("}", "]"):
+            brackets.pop()
+            sink(cursor.take(1))
+        elif not (yield from _leaf(cursor, sink, content, is_key=is_key)):
             return False
-        key = False
+        is_key = False
         if not brackets:
             return True
+
+
+def _leaf(cursor: Cursor, sink: Sink, content: Json, *, is_key: bool) -> Reading[bool]:
+    """Copy a value without members, or the key of one."""
+    if (delims := (yield from _delims(cursor, content))) is not None:
+        return (yield from _between(cursor, sink, delims))
+    char = yield from cursor.peek()
+    if char == '"':
+        return (yield from json_string(cursor, sink))
+    if not _WORD.match(char):
+        return False
+    word: list[str] = []
+    yield from cursor.run(_WORD, word.append)
+    sink(quoted("".join(word)) if is_key and content.unquoted_keys else atom("".join(word)))
+    return True
 
 
 def _delims(cursor: Cursor, content: Json) -> Reading[tuple[str, str] | None]:
@@ -220,9 +225,9 @@ def _value(text: str, content: Content, types: frozenset[str]) -> str:
             if value and not value.startswith('"'):
                 return value
             return _coerced(json.loads(value) if value else text.strip(), types)
-        case Scalar("int") if re.fullmatch(r"[+-]?\d{1,400}", text.strip()):
+        case Scalar("int") if _WHOLE_NUMBER.fullmatch(text.strip()):
             return str(int(text))
-        case Scalar("float") if (number := _number(text)) is not None and math.isfinite(number):
+        case Scalar("float") if (number := _number(text)) is not None:
             return repr(number)
         case Scalar("bool"):
             return "true" if text.strip().lower() in ("true", "1") else "false"
@@ -250,23 +255,51 @@ def _decoded(text: str, content: Json) -> str:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
 
 
 def _coerced(text: str, types: frozenset[str]) -> str:
     """Return the JSON of a text, as the first of these types that it can be; a string if it can be none."""
-    word = text.strip()
-    if "number" in types and (number := _number(text)) is not None and math.isfinite(number):
-        return str(int(text)) if re.fullmatch(r"[+-]?\d{1,400}", word) else word if is_json(word) else repr(number)
-    if "boolean" in types and word.lower() in ("true", "1", "false", "0"):
-        return "true" if word.lower() in ("true", "1") else "false"
-    if "null" in types and word in ("null", "None"):
-        return "null"
-    if (("object" in types and word.startswith("{")) or ("array" in types and word.startswith("["))) and is_json(word):
-        return word
-    return quoted(text)
+    made = (make(text.strip()) for name, make in _AS.items() if name in types)
+    return next(filter(None, made), quoted(text))
+
+
+def _as_number(word: str) -> str:
+    number = _number(word)
+    if number is None:
+        return ""
+    if _WHOLE_NUMBER.fullmatch(word):
+        return str(int(word))
+    return word if is_json(word) else repr(number)
+
+
+def _as_boolean(word: str) -> str:
+    return {"true": "true", "1": "true", "false": "false", "0": "false"}.get(word.lower(), "")
+
+
+def _as_null(word: str) -> str:
+    return "null" if word in ("null", "None") else ""
+
+
+def _as_object(word: str) -> str:
+    return word if word.startswith("{") and is_json(word) else ""
+
+
+def _as_array(word: str) -> str:
+    return word if word.startswith("[") and is_json(word) else ""
+
+
+_WHOLE_NUMBER: Final = re.compile(r"[+-]?\d{1,400}")
+_AS: Final = {  # a text as a value of a type; "" if it is none
+    "number": _as_number,
+    "boolean": _as_boolean,
+    "null": _as_null,
+    "object": _as_object,
+    "array": _as_array,
+}
 
 
 def member(value: str, keys: tuple[str, ...]) -> str | None:

@@ -1,6 +1,6 @@
 """A checkpoint's `response_template`: the fields of an answer, and the patterns that each begins and ends with.
 
-The language is that of transformers (`docs/source/en/chat_response_parsing.md` there), version 1.
+The language is that of transformers, version 1, as its page on response parsing describes it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Captured(NamedTuple):
 
 
 class Within(NamedTuple):
-    """What the content has under these keys."""
+    """Part of the content, under these keys."""
 
     keys: tuple[str, ...]
 
@@ -154,6 +154,11 @@ class Region:
     def says(self) -> bool:
         return self.name == CONTENT_FIELD
 
+    @property
+    def dropped(self) -> bool:
+        """Return whether no part of an answer has its text."""
+        return not (self.thinks or self.calls or self.says)
+
 
 @dataclass(frozen=True)
 class Declaration:
@@ -186,14 +191,7 @@ class Declaration:
 
 def declaration_of(spec: Any, added: Collection[str] = ()) -> Declaration:
     """Read a `response_template`; `added` are the spellings of added tokens. Raises DeclarationError."""
-    if not isinstance(spec, dict):
-        raise DeclarationError(f"it is {type(spec).__name__}, not an object")
-    _check_keys(spec, _KEYS, "it")
-    if spec.get("version", 1) != 1 or not isinstance(spec.get("defaults", {}), dict):
-        raise DeclarationError("version must be 1, and defaults an object")
-    fields = spec.get("fields")
-    if not isinstance(fields, dict) or not 1 <= len(fields) <= _MAX_FIELDS:
-        raise DeclarationError(f"fields must be an object of 1 to {_MAX_FIELDS}")
+    fields = _checked(spec)
     try:
         anchor = _bound(spec, "start_anchor", "it")
         regions = tuple(_region(str(name), field) for name, field in fields.items())
@@ -203,10 +201,28 @@ def declaration_of(spec: Any, added: Collection[str] = ()) -> Declaration:
         raise DeclarationError("neither start_anchor nor start_anchor_pattern is there")
     if len(unopened := [region.name for region in regions if region.opens is None]) > 1:
         raise DeclarationError(f"fields without open: {', '.join(unopened)}; one may be")
-    bounds = [bound for region in regions for bound in (region.opens, region.closes) if bound is not None]
-    texts = [run for bound in bounds for run in runs(bound.tree)]
-    texts += [text for region in regions for text in _inner_texts(region.content)]
+    texts = [text for region in regions for text in _texts(region)]
     return Declaration(regions, anchor, frozenset(word for word in added if any(word in text for text in texts)))
+
+
+def _checked(spec: Any) -> dict[str, Any]:
+    """Return the fields of a declaration whose outline is right."""
+    if not isinstance(spec, dict):
+        raise DeclarationError(f"it is {type(spec).__name__}, not an object")
+    _check_keys(spec, _KEYS, "it")
+    if spec.get("version", 1) != 1 or not isinstance(spec.get("defaults", {}), dict):
+        raise DeclarationError("version must be 1, and defaults an object")
+    fields = spec.get("fields")
+    if not isinstance(fields, dict) or not 1 <= len(fields) <= _MAX_FIELDS:
+        raise DeclarationError(f"fields must be an object of 1 to {_MAX_FIELDS}")
+    return fields
+
+
+def _texts(region: Region) -> Iterator[str]:
+    """Yield what is written the same in each such region."""
+    for bound in (region.opens, region.closes):
+        yield from runs(bound.tree) if bound is not None else ()
+    yield from _inner_texts(region.content)
 
 
 def _inner_texts(content: Content) -> Iterator[str]:
@@ -233,37 +249,54 @@ def _region(name: str, field: Any) -> Region:
     opens, closes = _bound(field, "open", what), _bound(field, "close", what)
     if opens is not None and least_chars(opens.tree) == 0:
         raise DeclarationError(f"{what}: open_pattern matches the empty text")
+    each = _checked_flags(field, what)
+    content = _content(field.get("content", "text"), field.get("content_args", {}), what, 0)
+    captured = {group: Captured(group, late=False) for group in _groups(opens)}
+    captured |= {group: Captured(group, late=True) for group in _groups(closes)}
+    transform = field.get("transform")
+    if captured and transform is None:
+        raise DeclarationError(f"{what} has named groups and no transform")
+    _check_placeholders(transform, what, 0)
+    shape = _shape(transform, captured, content, each, what) if name == CALLS_FIELD else None
+    return Region(name, opens, closes, content, field.get("join") or "", shape)
+
+
+def _checked_flags(field: Mapping[str, Any], what: str) -> bool:
+    """Return `transform_each`, if it and `join` fit to what else the field has."""
     join = field.get("join")
     if join is not None and not (isinstance(join, str) and field.get("repeats")):
         raise DeclarationError(f"{what}: join must be a text, and needs repeats")
     each = field.get("transform_each", False)
     if not isinstance(each, bool) or (each and field.get("transform") is None):
         raise DeclarationError(f"{what}: transform_each must be true or false, and needs a transform")
-    content = _content(field.get("content", "text"), field.get("content_args", {}), what, 0)
-    groups = {bound: tuple(group_names(bound.tree)) if bound is not None else () for bound in (opens, closes)}
-    captured = {group: Captured(group, bound is closes) for bound in (opens, closes) for group in groups[bound]}
-    transform = field.get("transform")
-    if captured and transform is None:
-        raise DeclarationError(f"{what} has named groups and no transform")
-    _check_placeholders(transform, what, 0)
-    shape = _shape(transform, captured, content, each, what) if name == CALLS_FIELD else None
-    return Region(name, opens, closes, content, join or "", shape)
+    return each
+
+
+def _groups(bound: Pattern | None) -> tuple[str, ...]:
+    return tuple(group_names(bound.tree)) if bound is not None else ()
 
 
 def _bound(field: Mapping[str, Any], key: str, what: str) -> Pattern | None:
+    """Return the pattern that a field has as texts (`open`) or as a pattern (`open_pattern`); None if it has none."""
     pattern_key = f"{key}_pattern"
     if key in field and pattern_key in field:
         raise DeclarationError(f"{what} has both {key} and {pattern_key}")
     if pattern_key in field:
-        if not isinstance(field[pattern_key], str):
-            raise DeclarationError(f"{what}: {pattern_key} is not a text")
-        tree = parsed(field[pattern_key])
-        if len(names := list(group_names(tree))) != len(set(names)):
-            raise DeclarationError(f"{what}: {pattern_key} names a group twice")
-        return Pattern(without_space(tree))  # white space around a region is of no part of the answer
-    if key not in field:
-        return None
-    words = [field[key]] if isinstance(field[key], str) else field[key]
+        return _pattern(field[pattern_key], pattern_key, what)
+    return _words(field[key], key, what) if key in field else None
+
+
+def _pattern(source: Any, key: str, what: str) -> Pattern:
+    if not isinstance(source, str):
+        raise DeclarationError(f"{what}: {key} is not a text")
+    tree = parsed(source)
+    if len(names := list(group_names(tree))) != len(set(names)):
+        raise DeclarationError(f"{what}: {key} names a group twice")
+    return Pattern(without_space(tree))  # white space around a region is of no part of the answer
+
+
+def _words(found: Any, key: str, what: str) -> Pattern:
+    words = [found] if isinstance(found, str) else found
     if not isinstance(words, list) or not 1 <= len(words) <= _MAX_WORDS:
         raise DeclarationError(f"{what}: {key} must be a text or a list of 1 to {_MAX_WORDS}")
     if not all(isinstance(word, str) and 1 <= len(word) <= _MAX_WORD_CHARS for word in words):
@@ -350,34 +383,35 @@ def _check_placeholders(transform: Any, what: str, depth: int) -> None:
 
 def _shape(transform: Any, captured: Mapping[str, Captured], content: Content, each: bool, what: str) -> CallShape:
     """Find where a call has its name and arguments, by what its transform makes of it."""
-
-    def source(tree: Any) -> Source:
-        if not isinstance(tree, str):
-            return Made({key: source(each) for key, each in tree.items()} if isinstance(tree, dict) else tree)
-        match = _PLACEHOLDER.fullmatch(tree)
-        if match is None:
-            return tree
-        root, *keys = match[1].split(".")
-        if not each and root == "content":
-            return Within(tuple(keys))
-        if root in captured:
-            return captured[root]
-        if each:
-            return Within((root, *keys))
-        raise DeclarationError(f"{what}: nothing is called {root!r} in the transform")
-
     listed = isinstance(content, Python)
-    if each and not (listed or isinstance(content, Json)):
+    if each and not isinstance(content, Python | Json):
         raise DeclarationError(f"{what}: transform_each needs a list")
     call = transform.get("function", transform) if isinstance(transform, dict) else transform
-    if call is None:
-        outer = () if listed else ("function",)
-        return CallShape(Within((*outer, "name")), Within((*outer, "arguments")), listed)
-    if isinstance(call, str):
-        whole = source(call)
-        if not isinstance(whole, Within):
-            raise DeclarationError(f"{what}: the transform makes no call")
-        return CallShape(Within((*whole.keys, "name")), Within((*whole.keys, "arguments")), each or listed)
-    if not isinstance(call, dict) or "name" not in call:
-        raise DeclarationError(f"{what}: the transform makes no call with a name")
-    return CallShape(source(call["name"]), source(call["arguments"]) if "arguments" in call else None, each or listed)
+    if isinstance(call, dict):
+        if "name" not in call:
+            raise DeclarationError(f"{what}: the transform makes no call with a name")
+        arguments = _source(call["arguments"], captured, each, what) if "arguments" in call else None
+        return CallShape(_source(call["name"], captured, each, what), arguments, each or listed)
+    whole = Within(() if listed else ("function",)) if call is None else _source(call, captured, each, what)
+    if not isinstance(whole, Within):
+        raise DeclarationError(f"{what}: the transform makes no call")
+    return CallShape(Within((*whole.keys, "name")), Within((*whole.keys, "arguments")), each or listed)
+
+
+def _source(tree: Any, captured: Mapping[str, Captured], each: bool, what: str) -> Source:
+    """Return what a part of a transform stands for."""
+    if isinstance(tree, dict):
+        return Made({key: _source(part, captured, each, what) for key, part in tree.items()})
+    if not isinstance(tree, str):
+        return Made(tree)
+    match = _PLACEHOLDER.fullmatch(tree)
+    if match is None:
+        return tree
+    root, *keys = match[1].split(".")
+    if not each and root == "content":
+        return Within(tuple(keys))
+    if root in captured:
+        return captured[root]
+    if each:
+        return Within((root, *keys))
+    raise DeclarationError(f"{what}: nothing is called {root!r} in the transform")

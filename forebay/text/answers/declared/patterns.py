@@ -55,9 +55,9 @@ class Save(NamedTuple):
 
 
 class Check(NamedTuple):
-    """Continue if the condition holds."""
+    """Continue if the condition holds: of an assertion, or else of what is ahead."""
 
-    condition: Assertion | None
+    condition: str
     ahead: Pattern | None = None
     wanted: bool = True
 
@@ -95,9 +95,9 @@ class _Compiler:
                 self.write(part)
                 self.add(Save(mark + 1))
             case Assertion():
-                self.add(Check(node))
+                self.add(Check(node.kind))
             case Ahead(part, wanted):
-                self.add(Check(None, Pattern(part), wanted))
+                self.add(Check("", Pattern(part), wanted))
             case _:
                 for part in parts_of(node):
                     self.write(part)
@@ -209,10 +209,10 @@ class _Search:
         return not self.threads and self.found is None
 
     @property
-    def begin(self) -> int | None:
-        """Return the first place at which a match may begin; None if there is no attempt."""
+    def begin(self) -> int:
+        """Return the first place at which a match may begin; one beyond every text if there is no attempt."""
         places = [self.threads[0][1]] if self.threads else []
-        return min([*places, *([self.found[0]] if self.found else [])], default=None)
+        return min([*places, *([self.found[0]] if self.found else [])], default=sys.maxsize)
 
     def close(self, text: str, at: int, origin: int, ended: bool) -> None:
         """Follow the instructions that take no character at the place `at` of the text, which is `origin + at` of the
@@ -221,27 +221,33 @@ class _Search:
         if self.found is None and not (self._anchored and self._begun):
             waiting.append((0, origin + at, ()))
             self._begun = True
-        code, seen = self.pattern.code, set[int]()
+        seen = set[int]()
         for thread in waiting:
-            stack = [thread]
-            while stack:
-                place, begin, saves = stack.pop()
-                if place in seen:
-                    continue
-                seen.add(place)
-                match code[place]:
-                    case Take():
-                        self.threads.append((place, begin, saves))
-                    case Split(first, second):
-                        stack += [(second, begin, saves), (first, begin, saves)]
-                    case Save(mark):
-                        stack.append((place + 1, begin, (*saves, (mark, origin + at))))
-                    case Matched():
-                        self.found = (begin, origin + at, saves)
-                        return
-                    case check:
-                        if _holds(check, text, at, origin, ended):
-                            stack.append((place + 1, begin, saves))
+            if self._follow(thread, seen, text, at, origin, ended):
+                return
+
+    def _follow(self, thread: _Thread, seen: set[int], text: str, at: int, origin: int, ended: bool) -> bool:
+        """Follow one thread; return whether it matched, so that those behind it do not count."""
+        code, stack = self.pattern.code, [thread]
+        while stack:
+            place, begin, saves = stack.pop()
+            if place in seen:
+                continue
+            seen.add(place)
+            match code[place]:
+                case Take():
+                    self.threads.append((place, begin, saves))
+                case Split(first, second):
+                    stack += [(second, begin, saves), (first, begin, saves)]
+                case Save(mark):
+                    stack.append((place + 1, begin, (*saves, (mark, origin + at))))
+                case Matched():
+                    self.found = (begin, origin + at, saves)
+                    return True
+                case check:
+                    if _holds(check, text, at, origin, ended):
+                        stack.append((place + 1, begin, saves))
+        return False
 
     def consume(self, char: str, place: int) -> None:
         """Take the character at the absolute `place`."""
@@ -257,9 +263,8 @@ class _Search:
 def _holds(check: Check, text: str, at: int, origin: int, ended: bool) -> bool:
     if check.ahead is not None:
         return check.ahead.fits(text, at, ended) == check.wanted
-    assert check.condition is not None
     at_end = ended and at == len(text)
-    match check.condition.kind:
+    match check.condition:
         case "^":
             return origin + at == 0
         case "Z":
@@ -267,7 +272,7 @@ def _holds(check: Check, text: str, at: int, origin: int, ended: bool) -> bool:
         case "$":
             return at_end or (ended and text[at:] == "\n")
     sides = [at > 0 and _is_word(text[at - 1]), at < len(text) and _is_word(text[at])]
-    return (sides[0] != sides[1]) == (check.condition.kind == "b")
+    return (sides[0] != sides[1]) == (check.condition == "b")
 
 
 def _is_word(char: str) -> bool:
@@ -310,20 +315,8 @@ class Finder:
         """Read on in the text, whose first character is `origin` of the whole and whose unread part begins at the
         absolute place `begin`. Return the match that counts; None if more text must come, or it has ended."""
         self._place = max(self._place, begin)
-        while True:
+        while self._is_closed or self._close(text, origin, ended):
             at = self._place - origin
-            if not self._is_closed:
-                if not self._anchored and all(search.idle for search in self._searches):
-                    following = self._patterns.first.search(text, at)
-                    at = following.start() if following is not None else len(text)
-                    self._place = self.hold = origin + at
-                    if following is None and not (ended and self._patterns.ahead):
-                        return None
-                if len(text) - at < self._patterns.ahead and not ended:
-                    return None
-                for search in self._searches:
-                    search.close(text, at, origin, ended)
-                self._is_closed = True
             if (found := self._decided(at == len(text) and ended)) is not None:
                 return found
             if at == len(text) or self.failed:
@@ -331,32 +324,43 @@ class Finder:
             for search in self._searches:
                 search.consume(text[at], self._place)
             self._place, self._is_closed = self._place + 1, False
+        return None
+
+    def _close(self, text: str, origin: int, ended: bool) -> bool:
+        """Begin attempts at the next place at which one may match. False if the text at hand has none."""
+        at = self._place - origin
+        if self.idle and not self._anchored:
+            following = self._patterns.first.search(text, at)
+            at = following.start() if following is not None else len(text)
+            self._place = self.hold = origin + at
+            if following is None and not (ended and self._patterns.ahead):
+                return False
+        if len(text) - at < self._patterns.ahead and not ended:
+            return False
+        for search in self._searches:
+            search.close(text, at, origin, ended)
+        self._is_closed = True
+        return True
 
     def _decided(self, at_end: bool) -> Found | None:
         """Return the match that no attempt under way can precede."""
-        best: tuple[int, int, int] | None = None
+        best: Found | None = None
         pending = sys.maxsize
         for number, search in enumerate(self._searches):
             if at_end:
                 search.threads.clear()
-            begin = search.begin
-            if begin is None:
+            if search.found is None or search.threads:
+                pending = min(pending, search.begin)
                 continue
-            if search.found is not None and not search.threads:
-                key = (search.found[0], -search.found[1], number)
-                best = key if best is None else min(best, key)
-            else:
-                pending = min(pending, begin)
-        self.hold = min(self._place, pending, sys.maxsize if best is None else best[0])
-        if best is None or best[0] >= pending:
-            return None
-        found = self._searches[best[2]].found
-        assert found is not None
-        return Found(best[2], best[0], -best[1], found[2])
+            found = Found(number, *search.found)
+            if best is None or (found.begin, -found.end) < (best.begin, -best.end):
+                best = found
+        self.hold = min(self._place, pending, sys.maxsize if best is None else best.begin)
+        return best if best is not None and best.begin < pending else None
 
 
 class Match(NamedTuple):
-    """What was found: the pattern's number, the text, and the texts of its groups."""
+    """Text that was found: with the number of its pattern, and the texts of groups in it."""
 
     number: int
     text: str

@@ -11,7 +11,7 @@ from forebay.text.answers.declared.calls import RegionCalls
 from forebay.text.answers.declared.declaration import Declaration, Region
 from forebay.text.answers.declared.patterns import Match, Pattern, Patterns, find
 from forebay.text.answers.declared.trees import least_chars
-from forebay.text.answers.parts import Said, Thought
+from forebay.text.answers.parts import Said, TextKind, Thought
 
 _MAX_AGAIN: Final = 4  # characters that are read again, for each one of the answer
 _MAX_AGAIN_ANYWAY: Final = 4096
@@ -26,8 +26,8 @@ class Regions:
         opened = [region for region in declaration.regions if region.opens is not None]
         self._opened: Sequence[Region] = [region for region in opened if calls or not region.calls]
         self._implicit = declaration.implicit
-        self._calls = declaration.calls if calls else None
-        self._reader = RegionCalls(self._calls) if self._calls is not None else None
+        called = declaration.calls if calls else None
+        self._calls = RegionCalls(called, called.shape) if called is not None and called.shape is not None else None
         self._between = Patterns(*_opens(self._opened), *_layout(self._implicit))
         self._joined: set[str] = set()
         self._again = 0
@@ -51,47 +51,53 @@ class Regions:
         return self._answer.say if region.says else drop
 
     def _region(self, region: Region, opened: Match | None) -> Reading[None]:
-        if region.calls and opened is not None:
-            yield from self._called(opened, known=False)
+        if region.calls and opened is not None and self._calls is not None:
+            yield from self._called(self._calls, opened, known=False)
             self._answer.give_up()
         else:
             yield from self._text(region, opened)
 
     def _text(self, region: Region, opened: Match | None) -> Reading[None]:
         """Read a region of text up to its end; thinking also ends behind a call of a tool that exists."""
-        answer, sink = self._answer, self._sink(region)
+        answer = self._answer
         shows_tags = region.thinks and not self._thoughts
         answer.thinking = region.thinks and self._thoughts
-        if shows_tags:
-            answer.say(opened.text if opened is not None else "")
-        else:
-            answer.turn(Thought if answer.thinking else Said)
-        if region.join and region.name in self._joined and (region.thinks or region.says):
-            answer.join(Thought if answer.thinking else Said, region.join)
+        kind: TextKind = Thought if answer.thinking else Said
+        if not shows_tags:
+            answer.turn(kind)
+        elif opened is not None:
+            answer.say(opened.text)
+        if region.join and region.name in self._joined and not region.dropped:
+            answer.join(kind, region.join)
         self._joined.add(region.name)
-        calls = [self._calls] if region.thinks and self._calls is not None else []
-        ends = Patterns(*_closes(region), *_opens(calls))
-        while (found := (yield from find(self._cursor, ends, sink))) is not None:
-            if found.number == 0 and region.closes is not None:
-                break
-            if (yield from self._called(found, known=True)):
-                break
-            answer.give_up(Thought if self._thoughts else Said)
-        if found is not None and shows_tags and found.number == 0:
-            answer.say(found.text)
-        if answer.cursor.record is not None:
+        found = yield from self._up_to_end(region, kind)
+        if answer.cursor.record is not None:  # a call ended it
             answer.give_up()
         elif not shows_tags:
             answer.turn()
+        elif found is not None:
+            answer.say(found.text)
         answer.thinking = False
 
-    def _called(self, opened: Match, *, known: bool) -> Reading[bool]:
+    def _up_to_end(self, region: Region, kind: TextKind) -> Reading[Match | None]:
+        """Return the match that ends the region; None if the text or a call did."""
+        calls = self._calls if region.thinks else None
+        ends = Patterns(*_closes(region), *(_opens([calls.region]) if calls is not None else ()))
+        num_closes = len(_closes(region))
+        while (found := (yield from find(self._cursor, ends, self._sink(region)))) is not None:
+            if found.number < num_closes or calls is None:
+                return found
+            if (yield from self._called(calls, found, known=True)):
+                return None
+            self._answer.give_up(kind)
+        return None
+
+    def _called(self, calls: RegionCalls, opened: Match, *, known: bool) -> Reading[bool]:
         """Read calls; return whether there was one. What follows the opening without a call is read again, unless too
         much was."""
         cursor, before = self._cursor, self._answer.calls
         cursor.record = [opened.text]
-        assert self._reader is not None
-        yield from self._reader.read(self._answer, opened, known=known)
+        yield from calls.read(self._answer, opened, known=known)
         if self._answer.calls > before:
             return True
         recorded = "".join(cursor.record or [])

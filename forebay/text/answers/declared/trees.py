@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final, TypeAlias
 
 _MAX_SOURCE: Final = 2048
@@ -75,7 +75,7 @@ class Assertion:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What must follow, or must not."""
+    """Condition of the text behind a place: it matches, or with `wanted` false does not."""
 
     part: Node
     wanted: bool
@@ -342,16 +342,14 @@ _TOKEN_LIKE: Final = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")
 def beginnings(node: Node) -> tuple[list[str], Node]:
     """Return the texts with one of which every match begins, and the tree of what follows them. A text ends with the
     first token in it, as far as its spelling tells. None at all if a match may begin with anything."""
-    parts = list(node.parts) if isinstance(node, Chain) else [node]
+    parts = node.parts if isinstance(node, Chain) else (node,)
     if parts and isinstance(parts[0], Choice):
         options = [literal_text(option) for option in parts[0].options]
-        found = [option for option in options if option]
-        return (found, Chain(tuple(parts[1:]))) if len(found) == len(options) else ([], node)
-    count = next((i for i, part in enumerate(parts) if not (isinstance(part, Char) and part.literal)), len(parts))
-    run = literal_text(Chain(tuple(parts[:count]))) or ""
+        return (list(filter(None, options)), Chain(parts[1:])) if all(options) else ([], node)
+    run = "".join(takewhile(bool, (part.literal if isinstance(part, Char) else "" for part in parts)))
     token = _TOKEN_LIKE.match(run)
-    end = token.end() if token else count
-    return [run[:end]] if run else [], Chain(tuple(parts[end:]))
+    end = token.end() if token else len(run)
+    return [run[:end]] if run else [], Chain(parts[end:])
 
 
 def literal_text(node: Node) -> str | None:
