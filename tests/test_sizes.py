@@ -53,8 +53,8 @@ COMPLEX_FUNCTIONS: dict[str, int] = {
     "scheduler/step_draft.py:StepDraft.freeze": 21,
     "server/api/core/serving.py:_count": 14,
     "text/answers/argument_types.py:_texts": 14,
-    "text/answers/calls.py:_object": 27,
-    "text/answers/probes.py:find_formats": 22,
+    "text/answers/calls.py:Objects._object": 27,
+    "text/answers/probes.py:_probed": 18,
 }
 LARGE_OBJECTS: dict[str, int] = {
     "memory/kinds/kind.py:Kind": 36,
