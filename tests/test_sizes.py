@@ -28,7 +28,6 @@ from scripts.shape import (
 )
 
 COMPLEX_FUNCTIONS: dict[str, int] = {
-    "cli/verify_engine.py:run": 16,
     "families/checkpoint.py:_open_folder": 16,
     "families/parts/gemma4.py:_heads_by_kind": 13,
     "families/model_config.py:config_of": 18,

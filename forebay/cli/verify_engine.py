@@ -36,8 +36,7 @@ _STYLES: Final = {
 }
 
 
-def run(words: Sequence[str]) -> int:
-    """Print the outcome of each circumstance; return 1 unless all answers are the same."""
+def _parser() -> Parser:
     summary = (
         "Ask a model the same things alone and in all that an engine does around a request (load, chunks, cached, "
         "evicted and retracted memory, drafts, sleep, prefill and decode apart), and compare token by token. Exit "
@@ -54,7 +53,12 @@ def run(words: Sequence[str]) -> int:
     parser.option("--report", metavar="FILE", help="write what was found there, in Markdown")
     parser.option("--json", action="store_true", help="for programs")
     parser.engine_flags(server=False, model_is_positional=True)
-    parsed = parser.parse(words)
+    return parser
+
+
+def run(words: Sequence[str]) -> int:
+    """Print the outcome of each circumstance; return 1 unless all answers are the same."""
+    parsed = _parser().parse(words)
     tiers = {"enable_hisparse": True} if any(name.startswith(TIERS) for name in parsed.values) else {}
     parsed.resolve(log_level="error", **tiers)  # fetches the model, and refuses what cannot be
     setup_logging("error", process="client")
@@ -63,10 +67,7 @@ def run(words: Sequence[str]) -> int:
     for name in parsed.flags:
         if name in verification.varied:
             raise ConfigError(f"{BY_NAME[name].option} is among what is varied here: leave it out")
-    chosen = [one for one in verification.circumstances if (own.only or "").lower() in one.name.lower()]
-    if not chosen:
-        known = ", ".join(one.name for one in verification.circumstances)
-        raise ConfigError(f"--only {own.only}: no circumstance has that in its name; there are: {known}")
+    chosen = _chosen(verification, own.only or "")
     if own.report:
         try:  # before minutes are spent
             Path(own.report).touch()
@@ -79,6 +80,15 @@ def run(words: Sequence[str]) -> int:
     if own.report:
         Path(own.report).write_text(_markdown(outcomes, verification, shlex.join(["forebay", "verify", *words])))
     return int(any(outcome.verdict not in (Verdict.SAME, Verdict.LEFT_OUT) for outcome in outcomes))
+
+
+def _chosen(verification: Verification, word: str) -> list[Circumstance]:
+    """Return the circumstances with a word in their names. Raises ConfigError if there are none."""
+    chosen = [one for one in verification.circumstances if word.lower() in one.name.lower()]
+    if not chosen:
+        known = ", ".join(one.name for one in verification.circumstances)
+        raise ConfigError(f"--only {word}: no circumstance has that in its name; there are: {known}")
+    return chosen
 
 
 async def _verify(verification: Verification, chosen: Sequence[Circumstance], console: Console) -> list[Outcome]:

@@ -176,9 +176,9 @@ class Causes:
     def ordered(self, order: Order) -> None:
         """What the engine tells its peer of a failure must be so."""
         if isinstance(order, Offer):
-            part = self._of_nonce[order.ticket.nonce]
-            require(order.adapter == part.adapter, f"{part} is offered with {order.adapter}")
-            part.offered = True
+            offered = self._of_nonce[order.ticket.nonce]
+            require(order.adapter == offered.adapter, f"{offered} is offered with {order.adapter}")
+            offered.offered = True
         if not isinstance(order, Withdraw | Decline):
             return
         part, failure = self._of(order.ticket), order.failure

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
-from forebay.config.engine_config import SchedulePolicy
-from forebay.requests.request import Status
+from forebay.base.errors import EngineError
+from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
+from forebay.requests.request import Request, Status
+from forebay.requests.updates import CacheReport
 from forebay.scheduler import admission, scheduler
 from forebay.scheduler.limits import overdue
 from forebay.scheduler.memory.deferred import Deferred
@@ -15,7 +20,7 @@ Patch = pytest.MonkeyPatch
 
 
 def a_retracted_request_is_queued_anew(patch: Patch) -> None:
-    def mutated(req, config, now, admits):
+    def mutated(req: Request, config: SchedulerConfig, now: float, admits: bool) -> EngineError | None:
         report = req.cache_report
         req.cache_report = None if req.num_retractions else report  # without one it has never started
         why = overdue(req, config, now, admits)
@@ -26,7 +31,7 @@ def a_retracted_request_is_queued_anew(patch: Patch) -> None:
 
 
 def a_retracted_request_has_all_the_time(patch: Patch) -> None:
-    def mutated(req, config, now, admits):
+    def mutated(req: Request, config: SchedulerConfig, now: float, admits: bool) -> EngineError | None:
         return None if req.status is Status.WAITING and req.num_retractions else overdue(req, config, now, admits)
 
     patch.setattr(scheduler, "overdue", mutated)
@@ -35,7 +40,7 @@ def a_retracted_request_has_all_the_time(patch: Patch) -> None:
 def the_queue_counts_as_time_without_a_token(patch: Patch) -> None:
     start = Queues.start
 
-    def mutated(self, req, report, now):
+    def mutated(self: Queues, req: Request, report: CacheReport, now: float) -> None:
         progress = req.last_progress
         start(self, req, report, now)
         req.last_progress = progress
@@ -59,7 +64,7 @@ def somebody_gives_way_for_pages_that_are_on_their_way_back(patch: Patch) -> Non
 def whoever_does_not_fit_is_overtaken_for_ever(patch: Patch) -> None:
     admit = admission.AdmissionPass._admit
 
-    def mutated(self, req, *args):
+    def mutated(self: admission.AdmissionPass, req: Request, *args: Any) -> Any:
         req.overtaken = 0
         return admit(self, req, *args)
 
@@ -69,7 +74,7 @@ def whoever_does_not_fit_is_overtaken_for_ever(patch: Patch) -> None:
 def lpm_passes_over_whoever_has_no_hit(patch: Patch) -> None:
     line = admission.AdmissionPass._line
 
-    def mutated(self, *args):
+    def mutated(self: admission.AdmissionPass, *args: Any) -> Iterator[Request]:
         if self._config.schedule_policy is not SchedulePolicy.LPM:
             yield from line(self, *args)
             return

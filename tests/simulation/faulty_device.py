@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import numpy as np
 
@@ -131,7 +131,7 @@ class FaultyDevice:
             at = plan.rows[: plan.num_extends] == admission.row
             self._sim.runner.cached.setdefault(admission.request_id, int(plan.starts[at][0]))
 
-    def _fails(self, plan: StepPlan, request_ids: list[int]) -> None:
+    def _fails(self, plan: StepPlan, request_ids: list[int]) -> NoReturn:
         self.failed[plan.step] = request_ids
         raise StepFailed(f"step {plan.step} failed")
 

@@ -344,7 +344,7 @@ class HashRunner:
         if step.plan.width > 1:
             keys = np.where(step.inside > 0, KEY[tokens], np.uint64(0))
             keys[: len(step.plan.input_ids)] = 0
-            total = np.cumsum(keys, dtype=np.uint64)
+            total: U64 = np.cumsum(keys, dtype=np.uint64)
             known += total - total[step.firsts][step.which]
         return known
 
@@ -361,7 +361,8 @@ class HashRunner:
         keys = self._keys(step, tokens) * PLACE[starts[which] + step.inside]
         total = np.cumsum(keys, dtype=np.uint64)
         offset = before - (total - keys)[step.firsts]
-        return total + offset[which]
+        chain: U64 = total + offset[which]
+        return chain
 
     def _check_windows(self, step: HashStep, read: U64) -> None:
         plan = step.plan
@@ -466,9 +467,12 @@ class HashRunner:
     def _draft(self, step: HashStep) -> None:
         """Propose what follows the last token of each sequence that has one."""
         plan = step.plan
-        for i in np.flatnonzero(plan.sample_mask).tolist() if self._propose else ():
+        propose = self._propose
+        if propose is None:
+            return
+        for i in np.flatnonzero(plan.sample_mask).tolist():
             at = int(self.lengths.kv_lens[plan.rows[i]]) + 1
-            self.draft_tokens[plan.rows[i]] = self._propose(int(step.tenants[i]), at, self.draft_tokens.shape[1])
+            self.draft_tokens[plan.rows[i]] = propose(int(step.tenants[i]), at, self.draft_tokens.shape[1])
 
     # -- what goes wrong ----------------------------------------------------------------------------------------------
 

@@ -253,7 +253,8 @@ def scan(keys: U64, before: U64, inside: I64, which: I64, ends: I64) -> U64:
         return before * np.uint64(FACTOR) + keys
     total = np.cumsum(keys * _INVERSE_POWERS[inside + 1], dtype=np.uint64)
     offset = before - np.concatenate([np.zeros(1, dtype=np.uint64), total[ends[:-1] - 1]])
-    return (total + offset[which]) * _FACTOR_POWERS[inside + 1]
+    states: U64 = (total + offset[which]) * _FACTOR_POWERS[inside + 1]
+    return states
 
 
 def windowed(chain: U64) -> U64:

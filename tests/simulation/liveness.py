@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from forebay.scheduler import admission
 from forebay.scheduler.scheduler import NO_LIMIT, Scheduler
 from tests.simulation.fairness import Fairness
 from tests.simulation.hash_step import HashStep
+
+if TYPE_CHECKING:
+    from tests.simulation.faulty_device import CopyStep
 from tests.simulation.violation import Violation, require
 
 __all__ = ["Liveness", "Violation", "require"]
@@ -60,7 +64,7 @@ class Liveness:
             elif update.token_ids:
                 self._times[update.request_id].progress = now
 
-    def computed(self, plan: StepPlan, step: HashStep, now: float) -> None:
+    def computed(self, plan: StepPlan, step: HashStep | CopyStep, now: float) -> None:
         """A step has completed: those whose prompts it extended, and who still hold what it wrote, got on."""
         extended = set(step.tenants[: plan.num_extends].tolist())
         for req in [*self._scheduler.queues.extending, *self._scheduler.queues.running.reqs]:

@@ -354,13 +354,16 @@ class Oracles:
             raise Violation(f"cached pages {node.pages} do not hold the KV of their tokens")
         if runner.windows is None:
             return
-        windows = runner.pools.windows.full_to_window[node.pages]
-        there = (windows != PAD) & (runner.pools.windows.begins[node.pages] == 0)
+        held = runner.pools.windows
+        assert held is not None, "the model has windows"
+        windows = held.full_to_window[node.pages]
+        there = (windows != PAD) & (held.begins[node.pages] == 0)
         if not np.array_equal(windowed(pages[there]), runner.windows.bytes.by_slot[windows[there]]):
             raise Violation(f"cached windows {windows} of pages {node.pages} do not hold the KV of their tokens")
 
     def _check_state(self, slot: int, right: int, length: int) -> None:
         states = self.runner.states
+        assert states is not None, "the model has states"
         if (int(states.states[slot]), int(states.lens[slot])) != (right, length):
             raise Violation(
                 f"cached state {slot} is not that of its {length} tokens; it has read {int(states.lens[slot])}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from forebay.scheduler.decode_role import HANDOVERS_PER_PLAN
 from tests.simulation.hash_step import HashStep
 from tests.simulation.liveness import Liveness, _Times, require
 from tests.simulation.retracting import RetractingScheduler
+
+if TYPE_CHECKING:
+    from tests.simulation.faulty_device import CopyStep
 
 TICKS: Final = 400  # in which any room ends that has the engines to itself
 TICKS_PER_TOKEN: Final = 20  # of the rooms that live at the same time
@@ -47,7 +50,8 @@ class PairLiveness(Liveness):
                 self._leases[request_id] = now
             case Arrived():
                 self._arrived.add(event.ticket)
-                self._leases.pop(request_id, None)
+                if request_id is not None:
+                    self._leases.pop(request_id, None)
             case Closed():
                 self._of.pop(event.ticket, None)
                 self._arrived.discard(event.ticket)
@@ -61,7 +65,7 @@ class PairLiveness(Liveness):
                 self._leases.pop(update.request_id, None)
         super().heard((update for update in updates if update.finish or update.request_id in self._times), now)
 
-    def computed(self, plan: StepPlan, step: HashStep, now: float) -> None:
+    def computed(self, plan: StepPlan, step: HashStep | CopyStep, now: float) -> None:
         super().computed(plan, step, now)
         extended = set(step.tenants[: plan.num_extends].tolist())
         for req in self._scheduler.queues.transferring:
@@ -167,8 +171,8 @@ class Rooms:
 
     def tick(self, living: set[int], *, counts: bool) -> None:
         """A tick has passed, and the requests of these rooms live; it `counts` unless an engine sleeps."""
-        for room in self._rooms.keys() - living:
-            del self._rooms[room], self._tokens[room]
+        for ended in self._rooms.keys() - living:
+            del self._rooms[ended], self._tokens[ended]
         for number, room in self._rooms.items():
             room.ticks += counts
             require(room.ticks <= room.limit, f"room {number} lives after {room.ticks} ticks, at most {room.limit}")

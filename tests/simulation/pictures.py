@@ -41,6 +41,7 @@ from tests.kinds_of import num_states, num_window_pages, resized
 from tests.pictures import EDGE, SIZE, TILE_BYTES, TOKENS, picture
 from tests.simulation.command_line import command_line
 from tests.simulation.device_memory import POISON, RunnerError
+from tests.simulation.faulty_device import CopyStep
 from tests.simulation.hash_runner import HashRunner
 from tests.simulation.hash_step import HashStep
 from tests.simulation.hashing import MAX_VOCAB, NO_ROWS, U64, Rows, mix, row_key, row_state_key, turns_of
@@ -421,7 +422,7 @@ class PictureLiveness(Liveness):
             self._encoded_for[plan.step] = [req.id for req in self._scheduler.queues.flights[-1].encoded_for]
         super().planned(plan, now)
 
-    def computed(self, plan: StepPlan, step: HashStep, now: float) -> None:
+    def computed(self, plan: StepPlan, step: HashStep | CopyStep, now: float) -> None:
         super().computed(plan, step, now)
         for request_id in self._encoded_for.get(plan.step, ()):
             if request_id in self._times:

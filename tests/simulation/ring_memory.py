@@ -122,7 +122,10 @@ class RingMemory:
     def by_kind(self) -> Mapping[str, list[Floats]]:
         """Return everything by kind of cache and slot: what moves with a page, a window page or a row."""
         size = self._runner.page_size
-        found = {KV: [own.entries.reshape(-1, size) for own in self._layers], RING: [self.by_row.kv, self.by_row.gate]}
+        found: dict[str, list[Floats]] = {
+            KV: [own.entries.reshape(-1, size) for own in self._layers],
+            RING: [self.by_row.kv, self.by_row.gate],
+        }
         if self.by_page:
             found[WINDOW] = [self.by_page.kv, self.by_page.gate]
         return found

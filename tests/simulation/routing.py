@@ -367,7 +367,7 @@ class World:
             select=partial(self.members.select, blocks),
             on_selected=partial(self._selected, name),
         )
-        with Watch(receive) as watch:  # type: ignore[arg-type]
+        with Watch(receive) as watch:
             end = await asyncio.wait_for(self._ended(name, routed, watch), MOST_S)
         self.note("end", name, end)
         require(not must_answer or end == "answered", f"{name} is not answered after the chaos: {end}")
@@ -430,7 +430,7 @@ class World:
 
     async def close(self) -> None:
         self.members.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:  # type: ignore[arg-type]
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
 
 

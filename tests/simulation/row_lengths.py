@@ -74,7 +74,7 @@ class RowLengths:
         self.kv_lens[span.rows] += accepted
         rejected = span.q_lens - accepted
         certain = np.where(span.decodes, 1, span.q_lens)
-        if not (some(accepted > certain) or some(rejected)):
+        if not (some(accepted > certain) or some(rejected > 0)):
             return
         more, fewer = np.zeros_like(self.kv_lens), np.zeros_like(self.kv_lens)
         more[span.rows], fewer[span.rows] = accepted - certain, rejected

@@ -43,7 +43,8 @@ from tests.simulation.grammars import HashGrammars
 from tests.simulation.hash_runner import HashRunner, StepFailed
 from tests.simulation.hash_step import Pools
 from tests.simulation.hashing import NO_ROWS, Rows, salt_of
-from tests.simulation.oracles import Oracles, Tracked, namespace_of, require
+from tests.simulation.liveness import require
+from tests.simulation.oracles import Oracles, Tracked, namespace_of
 from tests.simulation.proposers import DeviceProposer, HostProposer, RandomWidths, References
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.workload import (
@@ -189,6 +190,7 @@ class Simulation:
         kind = refused.kind if refused else ""
         require(kind == right, f"{req} was refused with {refused}, not {right or 'let in'}")
         if not refused:
+            assert self.scheduler.added is not None
             return self.oracles.added(self.scheduler.added, self.now, rows)
         self.num_refused += 1
         return None
@@ -225,9 +227,9 @@ class Simulation:
         )
         told = self.core.add(wanted)
         if not told and not pictures:
-            wishes, taken = (
-                [*(getattr(its, name) for name in WISHES), *its.resume_points] for its in (req, self.scheduler.added)
-            )
+            added = self.scheduler.added
+            assert added is not None
+            wishes, taken = ([*(getattr(each, name) for name in WISHES), *each.resume_points] for each in (req, added))
             require(wishes == taken, f"{req} wants {wishes} and has {taken}")
         return told[0].failure if told else None
 
@@ -340,8 +342,10 @@ class Simulation:
 
     def committing(self, plan: StepPlan, result: StepResult) -> None:
         """Who failed hears what was chosen before, as it would have without drafts, and then has ended."""
+        landed = self.device.landed
+        assert landed is not None
         for i in result.failed:
-            tracked = self.oracles.live.get(int(self.device.landed.tenants[i]))
+            tracked = self.oracles.live.get(int(landed.tenants[i]))
             if tracked and tracked.id in self.scheduler.requests:  # else an earlier step ended it
                 updates = self.scheduler.outputs.updates
                 untold = sum(len(update.token_ids) for update in updates if update.request_id == tracked.id)
@@ -350,10 +354,12 @@ class Simulation:
 
     def committed(self, plan: StepPlan, result: StepResult) -> None:
         self.device.num_failures = 0
-        self.oracles.liveness.computed(plan, self.device.landed, self.now)
+        landed = self.device.landed
+        assert landed is not None
+        self.oracles.liveness.computed(plan, landed, self.now)
         self.oracles.liveness.fairness.completed(result)
         for i in result.failed:
-            tenant = int(self.device.landed.tenants[i])
+            tenant = int(landed.tenants[i])
             require(tenant not in self.scheduler.requests, f"request {tenant} was not finite and lives on")
 
     def failing(self, plan: StepPlan) -> None:

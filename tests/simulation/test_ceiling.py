@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -24,11 +25,16 @@ DRAFTS = ("none", "host", "device")
 
 def tight(kind: str, depth: int, chunk: int) -> SchedulerConfig:
     """No more states and windows than rows need, and a context that is longer than the pool."""
-    changes = {"overlap_depth": depth, "chunked_prefill_size": chunk, "max_running_requests": 2, "context_length": 1000}
+    changes: dict[str, Any] = {
+        "overlap_depth": depth,
+        "chunked_prefill_size": chunk,
+        "max_running_requests": 2,
+        "context_length": 1000,
+    }
     if kind == "plain":
         return plain(num_pages=PAGES, **changes)
-    pages = {"num_tokens": PAGES * (1 if kind == "no_buffer" else 4)}
-    return hybrid(kind, **pages, spare_slots=0, spare_windows=0, **changes)
+    num_tokens = PAGES * (1 if kind == "no_buffer" else 4)
+    return hybrid(kind, num_tokens=num_tokens, spare_slots=0, spare_windows=0, **changes)
 
 
 def simulated(kind: str, depth: int, drafts: str, chunk: int = 7) -> Scripted:

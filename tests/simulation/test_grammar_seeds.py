@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from forebay.requests.request import Request
 from forebay.scheduler.grammars import Constraints
 from forebay.scheduler.preemption import Preemption
 from forebay.scheduler.queues import Queues
@@ -50,10 +52,11 @@ def a_mask_is_anothers(patch: Patch) -> None:
 def a_matcher_begins_again_with_a_retraction_and_reads_only_what_comes(patch: Patch) -> None:
     suspend = Preemption.suspend
 
-    def mutated(self, req):
+    def mutated(self: Preemption, req: Request) -> None:
         suspend(self, req)
         if req.params.grammar:
             grammars = self._queues.constraints.grammars
+            assert isinstance(grammars, HashGrammars)
             grammars.matchers[req.id] = Matcher(req.params, grammars._vocab)
 
     patch.setattr(Preemption, "suspend", mutated)
@@ -69,7 +72,7 @@ def a_row_does_not_wait_for_its_last_token(patch: Patch) -> None:
 def the_mask_behind_a_draft_is_that_before_it(patch: Patch) -> None:
     fill = HashGrammars.fill
 
-    def mutated(self, step, wanted):
+    def mutated(self: HashGrammars, step: int, wanted: Any) -> None:
         fill(self, step, wanted)
         masks, at = self._masks[step], 0
         for _, drafts in wanted:
@@ -88,7 +91,7 @@ def a_request_starts_before_its_grammar_is_compiled(patch: Patch) -> None:
 def a_matcher_goes_on_where_its_output_begins_again(patch: Patch) -> None:
     begin = Constraints.begin
 
-    def mutated(self, req):
+    def mutated(self: Constraints, req: Request) -> None:
         if req.id not in self.living:
             begin(self, req)
 

@@ -7,6 +7,7 @@ import pytest
 
 from forebay.memory.kinds.kind import Reserve
 from forebay.memory.kinds.window import declaration
+from forebay.memory.kinds.window.demand import window_reserve
 from tests.simulation import adapting_pair, pair, simulator, sleeping, sleeping_pair
 from tests.simulation.workload import least_pools
 
@@ -32,10 +33,9 @@ def test_c8_steps_take_what_was_promised_from_the_least_pools(name: str, chunk: 
 @pytest.mark.long
 def test_a_kind_that_promises_too_little_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three windows less for each row than it may hold."""
-    made = declaration.window_reserve
 
     def too_little(*args: int, **others: int) -> Reserve:
-        reserve = made(*args, **others)
+        reserve = window_reserve(*args, **others)
         return reserve._replace(per_row=reserve.per_row - 3)
 
     monkeypatch.setattr(declaration, "window_reserve", too_little)

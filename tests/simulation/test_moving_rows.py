@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ KINDS = ("plain", *HYBRIDS)
 
 def simulated(kind: str, proposed_on: str, width: int) -> Scripted:
     """Few rows, so that each is given to another request at once."""
-    changes = {"overlap_depth": 2, "max_running_requests": 3, "chunked_prefill_size": 9}
+    changes: dict[str, Any] = {"overlap_depth": 2, "max_running_requests": 3, "chunked_prefill_size": 9}
     made = plain(**changes) if kind == "plain" else hybrid(kind, spare_slots=1, spare_windows=0, **changes)
     return wide(made, proposed_on, width, make_scheduler=partial(RetractingScheduler, every=5, skips=True))
 

@@ -20,7 +20,7 @@ CHUNKS = [*range(QUICK), *(pytest.param(chunk, marks=pytest.mark.slow) for chunk
 
 @pytest.mark.long
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_c22_both_halves_of_a_request_end_once_with_one_engines_tokens_or_a_typed_error(chunk):
+def test_c22_both_halves_of_a_request_end_once_with_one_engines_tokens_or_a_typed_error(chunk: int) -> None:
     outcomes = [run_pair(seed) for seed in range(chunk * SEEDS_PER_CHUNK, (chunk + 1) * SEEDS_PER_CHUNK)]
     outcome = sum(outcomes, PairOutcome(seeds=0))
     # The traffic must be of the kind that finds bugs: much of it well, and much hurt.
@@ -34,29 +34,30 @@ class _Timed(Half):
 
     @property
     def now(self) -> float:
-        return self.times[-1]
+        return float(self.times[-1])
 
     @now.setter
     def now(self, seconds: float) -> None:
         self.times = [*vars(self).get("times", []), seconds]
 
 
-def test_pair_clocks_of_both_engines_never_decrease():
+def test_pair_clocks_of_both_engines_never_decrease() -> None:
     """Seed 653 failed because prefill heard an offer a second time at an earlier time than the first."""
     pair = random_pair(653, half=_Timed)
     pair.run()
     for half in (pair.prefill, pair.decode):
+        assert isinstance(half, _Timed)
         assert half.times == sorted(half.times)
 
 
-def test_the_command_line_replays_one_seed(capsys):
+def test_the_command_line_replays_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seed", "2"]) == 0
     assert run_pair(2).digest in capsys.readouterr().out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_the_simulator_finds(name):
+def test_the_simulator_finds(name: str) -> None:
     seed = MUTATIONS.found_after(name, range(1500))
     assert seed is not None, f"no seed below 1500 fails although {name.replace('_', ' ')}"
     run_pair(seed)  # and the product itself passes that seed
@@ -65,14 +66,14 @@ def test_the_simulator_finds(name):
 @pytest.mark.long
 @pytest.mark.quick(5)
 @pytest.mark.parametrize("name", CAUSES)
-def test_pair_simulator_failure_without_cause_or_progress_is_found(name):
+def test_pair_simulator_failure_without_cause_or_progress_is_found(name: str) -> None:
     """C22, C27: in each run, each failure has a fault, a limit or an abort as its cause, and each room ends in time."""
     seed = CAUSES.found_after(name, FOUND_BY)
     assert seed is not None, f"no seed of {FOUND_BY} fails although {name.replace('_', ' ')}"
     run_pair(seed)  # and the product itself passes that seed
 
 
-def test_rooms_one_that_lives_too_long_is_found():
+def test_rooms_one_that_lives_too_long_is_found() -> None:
     rooms = Rooms(ticks_of_timeouts=7)
     rooms.begin(1, num_tokens=3)
     rooms.begin(2, num_tokens=5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -109,7 +109,7 @@ def cut_spans(its: PromptPictures, start: int, stop: int) -> int:
     return stop
 
 
-MISTAKES: Sequence[tuple[object, str, object]] = [
+MISTAKES: Sequence[tuple[object, str, Callable[..., Any]]] = [
     (PromptPictures, "write_ids", keys_of_placeholders),
     (EncodingRows, "take", evict_in_use),
     (EncodingRows, "_place", rows_from_0),
@@ -128,9 +128,9 @@ MISTAKES: Sequence[tuple[object, str, object]] = [
 
 
 @pytest.mark.quick(3)
-@pytest.mark.parametrize(("owner", "name", "mistake"), MISTAKES, ids=[its[2].__name__ for its in MISTAKES])
+@pytest.mark.parametrize(("owner", "name", "mistake"), MISTAKES, ids=[mistake.__name__ for _, _, mistake in MISTAKES])
 def test_a_mistake_about_pictures_is_found(
-    owner: object, name: str, mistake: object, monkeypatch: pytest.MonkeyPatch
+    owner: object, name: str, mistake: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, mistake)
     with pytest.raises(Exception):  # noqa: B017

@@ -20,7 +20,7 @@ SLOW = [pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(QUICK, AL
 
 @pytest.mark.long
 @pytest.mark.parametrize("chunk", [*range(QUICK), *SLOW])
-def test_b1_b3_b7_c19_c27_every_request_ends_once_with_the_references_tokens(chunk):
+def test_b1_b3_b7_c19_c27_every_request_ends_once_with_the_references_tokens(chunk: int) -> None:
     outcomes = [run_seed(seed) for seed in range(chunk * SEEDS_PER_CHUNK, (chunk + 1) * SEEDS_PER_CHUNK)]
     outcome = sum(outcomes, Outcome(seeds=0))
     assert outcome.seeds == SEEDS_PER_CHUNK
@@ -40,7 +40,7 @@ def test_b1_b3_b7_c19_c27_every_request_ends_once_with_the_references_tokens(chu
     assert [run_seed(chunk * SEEDS_PER_CHUNK + i).digest for i in range(REPLAYED)] == digests[:REPLAYED]
 
 
-def test_b7_the_event_log_does_not_depend_on_pythons_hash_seed():
+def test_b7_the_event_log_does_not_depend_on_pythons_hash_seed() -> None:
     code = "from tests.simulation.simulator import run_seed; print(*(run_seed(s).digest for s in range(25)))"
     logs = {
         subprocess.run(
@@ -56,7 +56,7 @@ def test_b7_the_event_log_does_not_depend_on_pythons_hash_seed():
     assert len(logs) == 1
 
 
-def test_the_command_line_runs_a_range_and_replays_one_seed(capsys):
+def test_the_command_line_runs_a_range_and_replays_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "0:3", "--jobs", "1"]) == 0
     told = capsys.readouterr().out
     assert "seeds 3" in told

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from forebay.memory.kinds.kind import Kind
 from forebay.memory.radix_node import Node
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, PAD, Holder, Ids, Slots
-from forebay.requests.step_plan import HostWork
+from forebay.requests.step_plan import HostWork, StepPlan
 from forebay.scheduler.memory import pools
 from forebay.scheduler.scheduler import NO_LIMIT
 from tests.simulation.retracting import RetractingScheduler
@@ -53,10 +53,10 @@ class IndexKeys(Kind):
     def own(self, held: Allocation) -> Ids:
         return self._rows.pages(held.row, held.pin.num_pages, held.num_pages)
 
-    def admit(self, held: Allocation, *args) -> None:
+    def admit(self, held: Allocation, *args: Any) -> None:
         self.take(self.own(held), held.id)
 
-    def grow(self, pages: Ids, owners: Ids, *args) -> None:
+    def grow(self, pages: Ids, owners: Ids, *args: Any) -> None:
         self.take(pages, owners)
 
     def transfer_slots(self, held: Allocation, pages: Ids, start: int = 0) -> Ids:
@@ -96,11 +96,11 @@ class Following(RetractingScheduler):
     """Each step finds the keys of all tokens before it where they were written, and writes those of its own, however
     many of them may count."""
 
-    def __init__(self, *args, **kwargs) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.on_host: dict[int, Ids] = {}
 
-    def plan(self, now, width=1, mixed_limit=NO_LIMIT):
+    def plan(self, now: float, width: int = 1, mixed_limit: int = NO_LIMIT) -> StepPlan | None:
         plan = super().plan(now, width, mixed_limit)
         (keys,) = (kind for kind in self.pools.kinds if isinstance(kind, IndexKeys))
         if plan:
@@ -151,12 +151,12 @@ SEEDS = 12
 
 
 @pytest.mark.parametrize("seeds", [range(SEEDS), pytest.param(range(SEEDS, 300), marks=pytest.mark.slow)])
-def test_a_kind_that_nobody_knows_follows_the_pages(seeds):
+def test_a_kind_that_nobody_knows_follows_the_pages(seeds: range) -> None:
     assert min(hits(seeds, IndexKeys)) > 0
 
 
 class Forgetful(IndexKeys):
-    def grow(self, pages: Ids, owners: Ids, *args) -> None:
+    def grow(self, pages: Ids, owners: Ids, *args: Any) -> None:
         pass
 
 
@@ -175,6 +175,6 @@ class Homesick(IndexKeys):
 
 
 @pytest.mark.parametrize("kind", [Forgetful, Stuck, Homesick])
-def test_a_kind_that_does_not_follow_is_found(kind):
+def test_a_kind_that_does_not_follow_is_found(kind: type[IndexKeys]) -> None:
     with pytest.raises(Exception, match=r"keys|slot|books"):
         hits(range(SEEDS), kind)
