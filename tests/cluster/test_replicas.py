@@ -1,14 +1,11 @@
-"""What an actor's process is given and asked, by each field, and what becomes of its log. Without Ray."""
+"""The life of a replica: cores, surroundings, waits between starts, drain and announcement. Without Ray."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,270 +14,18 @@ import msgspec
 import pytest
 
 from forebay.base.errors import ConfigError
-from forebay.cluster import process, replica
+from forebay.cluster import replica
 from forebay.cluster import surroundings as surroundings_module
-from forebay.cluster.messages import LogPart, LogRequest, Needs, Phase, Update, Updated
-from forebay.cluster.process import Child, Log, log_folder
+from forebay.cluster.messages import Needs, Phase, Update
+from forebay.cluster.process import Child, Log
 from forebay.cluster.surroundings import Surroundings
 from forebay.route import restarts
 from forebay.route.announcement import Role, State
-from tests.cluster.test_replica import FAKE, Heard, fake, heard, is_running, make, status, wait_for
+from tests.cluster.test_replica import Heard, fake, heard, is_running, make, status, wait_for
+from tests.cluster.test_replica_questions import keys
 from tests.deadlines import HANGS_S, wait_until
 
 __all__ = ["fake"]  # a fixture
-OWN = Surroundings(niceness=0, oom_score_adj=0)
-
-
-@pytest.fixture
-def listening() -> Any:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        yield sock
-
-
-def child(sock: socket.socket, tmp_path: Path, *words: str) -> Child:
-    return Child("serve", words, sock, Log(tmp_path / "server-1.log"))
-
-
-def test_child_has_its_own_session_its_words_and_no_input(listening: socket.socket, tmp_path: Path) -> None:
-    found = child(listening, tmp_path, "--a", "--b")
-    assert found.pid == 0
-    found.end(0.0)  # there is none yet
-    before = len([*Path("/proc/self/fd").iterdir()])
-    found.start(OWN, {"PATH": os.environ["PATH"], "MARK": "1"})
-    assert len([*Path("/proc/self/fd").iterdir()]) == before
-    wait_until(lambda: "started with --a --b" in found._log.last_lines(1))
-    assert found.wait(0.0) is None
-    folder = Path(f"/proc/{found.pid}")
-    words = (folder / "cmdline").read_text().split("\0")
-    assert words[1:4] == [str(FAKE), "serve", OWN.as_text()]
-    assert os.getsid(found.pid) == found.pid
-    assert os.readlink(folder / "fd" / "0") == "/dev/null"
-    assert os.readlink(folder / "fd" / "1") == os.readlink(folder / "fd" / "2") == str(found._log.path)
-    assert b"MARK=1" in (folder / "environ").read_bytes().split(b"\0")
-    found.end(HANGS_S)
-    assert found.wait(0.0) == -signal.SIGTERM
-    found.close()
-    assert process.ENTRY != ("-P", "-m", "forebay.cluster.member")  # the fake's
-    with pytest.raises(OSError):
-        found.close()  # which has closed both ends
-
-
-def test_child_that_does_not_listen_to_sigterm_is_killed(
-    listening: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = "import signal, sys, time; signal.signal(15, signal.SIG_IGN); print('on', flush=True); time.sleep(3600)"
-    monkeypatch.setattr(process, "ENTRY", ["-c", code])
-    found = child(listening, tmp_path)
-    found.start(OWN, {})
-    wait_until(lambda: found._log.last_lines(1) == "on")
-    found.end(0.05)
-    assert found.wait(0.0) == -signal.SIGKILL
-    found.close()
-
-
-def test_entry_is_the_member_s_module_without_the_folder_of_the_caller() -> None:
-    code = "from forebay.cluster import process; print(*process.ENTRY, process.MAX_LOG_BYTES)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == f"-P -m forebay.cluster.member {64 << 20}\n"
-
-
-def test_log_that_is_not_there_is_empty_and_a_long_one_ends_with_its_last_lines(tmp_path: Path) -> None:
-    log = Log(tmp_path / "a" / "b" / "server-1.log")
-    assert (log.read(LogRequest(offset=9)).text, log.read(LogRequest(offset=9)).next_offset) == (b"", 0)
-    log.trim()
-    log.path.write_bytes(b"first\n" + b"x" * (64 << 10))
-    assert log.last_lines(2) == "x" * (64 << 10)  # of 64 KiB
-    log.path.write_bytes(b"0123456789")
-    whole = b"0123456789"
-    for offset, text in ((-4, b"6789"), (-20, whole), (0, whole), (3, b"3456789"), (10, b""), (11, whole)):
-        assert log.read(LogRequest(offset=offset)).text == text
-    assert log.read(LogRequest(offset=2, max_bytes=3)) == LogPart(text=b"234", next_offset=5)
-    descriptor = log.open()
-    assert not os.get_inheritable(descriptor)
-    os.close(descriptor)
-    assert log_folder() == Path(os.environ["HOME"]) / ".cache" / "forebay" / "cluster" / "logs"
-
-
-class Asked(HTTPServer):
-    """A server of HTTP that notes what it is asked, and answers what a test has for it."""
-
-    def __init__(self, host: str = "127.0.0.1") -> None:
-        self.requests: list[tuple[str, str, bytes, dict[str, str]]] = []
-        self.answer: tuple[int, bytes] = (200, b"{}")
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                outer.requests.append((self.command, self.path, body, dict(self.headers.items())))
-                self.send_response(outer.answer[0])
-                self.send_header("Content-Length", str(len(outer.answer[1])))
-                self.end_headers()
-                self.wfile.write(outer.answer[1])
-
-            do_POST = do_GET
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        super().__init__((host, 0), Handler)
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-
-
-@pytest.fixture
-def asked() -> Any:
-    found = Asked()
-    yield found
-    found.shutdown()
-    found.server_close()
-
-
-def replica_of(asked: Any, monkeypatch: pytest.MonkeyPatch, **fields: Any) -> Any:
-    """A replica whose process is `asked`, and which does nothing by itself."""
-    monkeypatch.setattr(replica.Replica, "_run", lambda self: None)
-    found = make(**fields)
-    found._sock = asked.socket
-    return found
-
-
-def keys(folder: Path, name: str, text: str) -> dict[str, str]:
-    path = folder / name
-    path.write_text(text)
-    path.chmod(0o600)
-    return {name: str(path)}
-
-
-def test_question_has_the_key_of_users_and_a_change_that_of_administrators(
-    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    user, admin = "sk-user-0123456789", "sk-admin-0123456789"
-    files = keys(tmp_path, "api_key_file", user) | keys(tmp_path, "admin_api_key_file", admin)
-    found = replica_of(asked, monkeypatch, **files)
-    assert found._ask("GET", "/a") == (200, {})
-    assert found._load("/new") == ""
-    assert [(verb, path, body, headers["Authorization"]) for verb, path, body, headers in asked.requests] == [
-        ("GET", "/a", b"", f"Bearer {user}"),
-        ("POST", "/update_weights_from_disk", b'{"model_path":"/new"}', f"Bearer {admin}"),
-    ]
-    assert {headers["Content-Type"] for *_, headers in asked.requests} == {"application/json"}
-    asked.requests.clear()
-    plain = replica_of(asked, monkeypatch, api_key_file=files["api_key_file"])
-    plain._load("/new")
-    keyless = replica_of(asked, monkeypatch)
-    keyless._load("/new")
-    assert [headers.get("Authorization") for *_, headers in asked.requests] == [f"Bearer {user}", None]
-
-
-@pytest.mark.parametrize(
-    ("answer", "asked_status", "body", "problem"),
-    [
-        ((200, b""), 200, {}, ""),
-        ((200, b"[1]"), 200, {}, ""),
-        ((500, b"{"), 0, {}, "HTTP 0"),
-        ((404, b"{}"), 404, {}, "HTTP 404"),
-        ((400, b'{"error":{"message":"no"}}'), 400, {"error": {"message": "no"}}, "no"),
-        ((400, b'{"error":"no"}'), 400, {"error": "no"}, "{'error': 'no'}"),
-    ],
-)
-def test_answer_that_is_no_object_is_an_empty_one(
-    answer: tuple[int, bytes],
-    asked_status: int,
-    body: dict[str, Any],
-    problem: str,
-    asked: Asked,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = replica_of(asked, monkeypatch)
-    asked.answer = answer
-    assert found._ask("GET", "/a") == (asked_status, body)
-    assert found._load("/new") == problem
-
-
-def test_question_waits_two_seconds_and_a_change_an_hour(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, limits = replica_of(asked, monkeypatch), list[float]()
-    connection = replica.http.client.HTTPConnection
-
-    def connect(host: str, port: int, *, timeout: float) -> Any:
-        limits.append(timeout)
-        return connection(host, port, timeout=timeout)
-
-    monkeypatch.setattr(replica.http.client, "HTTPConnection", connect)
-    found._ask("GET", "/a")
-    found._load("/new")
-    assert limits == [2.0, 3600.0]
-
-
-@pytest.mark.parametrize(("all_of", "loopback"), [("0" + ".0" * 3, "127.0.0.1"), ("::", "::1")])
-def test_process_on_all_interfaces_is_asked_on_loopback(
-    all_of: str, loopback: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = replica_of(type("Asked", (), {"socket": None}), monkeypatch)
-    with socket.create_server((all_of, 0), family=socket.AF_INET6 if ":" in all_of else socket.AF_INET) as sock:
-        found._sock, hosts = sock, list[str]()
-        monkeypatch.setattr(
-            replica.http.client, "HTTPConnection", lambda host, port, timeout: hosts.append(host) or refusing()
-        )
-        assert found._ask("GET", "/a") == (0, {})
-    assert hosts == [loopback]
-
-
-def refusing() -> Any:
-    def refuse(*_: object) -> None:
-        raise ConnectionRefusedError
-
-    return type("Connection", (), {"request": refuse, "close": lambda _: None})()
-
-
-def test_state_has_each_field_of_its_own(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = replica_of(asked, monkeypatch)
-    bare = status(found)
-    assert (bare.phase, bare.url, bare.pid, bare.instance, bare.weight_version) == (Phase.STARTING, "", 0, "", "")
-    assert (bare.num_starts, bare.why, bare.cpus, bare.notes) == (0, "", (), ())
-    assert (bare.name, bare.role, bare.node_address, bare.hostname) == (
-        "server-1", Role.BOTH, "10.0.0.1", socket.gethostname()
-    )  # fmt: skip
-    found._child, found._announcer = type("Child", (), {"pid": 7}), Heard()
-    found._weight_version, found._num_starts, found._why, found._notes, found._url = "3", 4, "w", ("n",), "u"
-    full = status(found)
-    assert (full.pid, full.instance, full.weight_version, full.num_starts) == (7, "instance-1", "3", 4)
-    assert (full.why, full.notes, full.url) == ("w", ("n",), "u")
-    assert found.spec() == found._spec.encode()
-
-
-def test_news_are_announced_once_and_a_version_that_is_not_told_stays(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = replica_of(asked, monkeypatch)
-    found._look()  # a router, or before the announcer is there
-    assert asked.requests == []
-    announcer = found._announcer = Heard()
-    for answer in (
-        (200, b'{"weight_version":"1"}'),
-        (200, b'{"weight_version":"1"}'),
-        (503, b'{"weight_version":"9"}'),
-    ):
-        asked.answer = answer
-        found._look()
-    assert announcer.states == [("instance-1", State.READY, "1")]
-    asked.answer = (200, b'{"weight_version":"2"}')
-    found._look()
-    asked.answer = (200, b"{}")
-    found._look()
-    assert announcer.states[1:] == [("instance-1", State.READY, "2"), ("instance-1", State.READY, "")]
-    assert {path for _, path, *_ in asked.requests} == {"/server_info"}
-
-
-def test_update_that_fails_is_not_loaded_again(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = replica_of(asked, monkeypatch)
-    found._announcer = Heard()
-    before = found._update = Update(path="/old", num_updates=1)
-    asked.answer = (400, b'{"error":{"message":"no"}}')
-    answer = msgspec.msgpack.decode(found.update_weights(Update(path="/new", num_updates=2).encode()), type=Updated)
-    assert (answer.problem, found._update) == ("no", before)
-    asked.answer = (200, b'{"weight_version":"2"}')
-    answer = msgspec.msgpack.decode(found.update_weights(Update(path="/new", num_updates=2).encode()), type=Updated)
-    assert (answer.problem, answer.status.weight_version) == ("", "2")
-    assert found._update == Update(path="/new", num_updates=2)
 
 
 def test_actor_again_loads_weights_as_often_as_before_or_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
