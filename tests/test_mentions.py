@@ -38,6 +38,7 @@ NOT_OURS = {
         "x_scales",
         "tokenizer.ggml.token_type",
     ),  # names in files
+    *("preserve_thinking", "clear_thinking"),  # variables of templates
     *("--context-length/--ctx-size/-c", "iB", "Ġthe", "dmesg", "uptime", "taskset"),
     *(
         "./folder",
