@@ -8,7 +8,7 @@ llguidance's: rules in small letters, terminals in capitals.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -93,20 +93,30 @@ def _tags(lark: Lark, formats: AnswerFormats, rules: AnswerRules) -> str:
 
 def _behind_thinking(lark: Lark, formats: AnswerFormats, rules: AnswerRules) -> str:
     region = formats.declared.content if formats.declared is not None else None
-    content = "" if rules.content is None else framed(lark, region, f"SPACE? {_content(lark, rules.content)}")
-    form = _call_format(formats, rules)
+    form, layout = _call_format(formats, rules), _layout(lark, formats)
+    around = f"({layout})*" if layout else ""
+    content = ""
+    if rules.content is not None:
+        content = f"{around} {framed(lark, region, f'SPACE? {_content(lark, rules.content)}')} {around}"
     if form is None:
-        return content or _as_they_come(lark, formats.spellings if formats.declared is not None else ())
+        return content or _as_they_come(lark, formats, called=False)
     calls = _Calls(lark, formats, form, rules)
     if rules.must_call:
-        return f"SPACE? {calls.alone()}"
+        return f"SPACE? {around} {calls.alone()}"
     if content:
-        return f"SPACE? ({content} | {calls.alone()})"
+        return f"SPACE? ({content} | {around} {calls.alone()})"
     if not rules.enforces_calls:
-        return _as_they_come(lark, form.spellings)
+        return _as_they_come(lark, formats, called=True)
     if region is not None and region.opens is not None:
         return f"SPACE? ({framed(lark, region, calls.no_call())} | {calls.alone()})"
-    return calls.in_text()
+    return calls.in_text(layout)
+
+
+def _layout(lark: Lark, formats: AnswerFormats) -> str:
+    """Return an expression of one marker around texts and calls, which is part of neither."""
+    form, tags = formats.call_format, formats.think_tags
+    words = dict.fromkeys((*(form.layout if form is not None else ()), *(tags.layout if tags is not None else ())))
+    return " | ".join(map(lark.marker, words))
 
 
 def _call_format(formats: AnswerFormats, rules: AnswerRules) -> CallFormat | None:
@@ -117,9 +127,12 @@ def _call_format(formats: AnswerFormats, rules: AnswerRules) -> CallFormat | Non
     return form
 
 
-def _as_they_come(lark: Lark, spellings: Collection[str]) -> str:
-    """Return an expression of text with all of these markers that are tokens."""
-    tokens = sorted(token for word in spellings if (token := lark.table.added(word)) is not None)
+def _as_they_come(lark: Lark, formats: AnswerFormats, *, called: bool) -> str:
+    """Return an expression of text with all markers that are tokens; those of calls if there may be some (`called`)."""
+    tags = formats.think_tags
+    layout = tags.layout if tags is not None else ()
+    words = formats.spellings if called or formats.declared is not None else layout
+    tokens = sorted(token for word in words if (token := lark.table.added(word)) is not None)
     return f"(TEXT <[{','.join(map(str, tokens))}]>)* TEXT" if tokens else "TEXT"
 
 
@@ -168,15 +181,18 @@ class _Calls:
             return section
         return f"{section} ({literal(spelled.between)} {section})*" if spelled.between else f"{section}+"
 
-    def in_text(self) -> str:
-        """Text, in which what follows a marker of calls is one, or at whose head there are some."""
+    def in_text(self, layout: str) -> str:
+        """Return an expression of text, in which what follows a marker of calls is one, or at whose head some are.
+        `layout` may be between parts."""
         lark, begin = self._lark, self._form.begins[0]
         section = lark.rule(self._spelled().section)
         unmarked = call_in_text(self._form, [call.name for call in self._rules.calls])
         calls = "|".join(filter(None, (unmarked, lark.as_text(*self._form.begins))))
-        called = f"({lark.until(begin, without=calls)} {section})*"
+        text = lark.without(calls)
+        apart = f"({text} ({layout}))*" if layout else ""
+        called = f"({apart} {lark.until(begin, without=calls)} {section})*"
         if not self._bare:
-            return f"{called} {lark.without(calls)}"
+            return f"{called} {apart} {text}"
         other = lark.other_than(self._bare, calls)
         return f"(SPACE? {section} | {lark.marker(begin)} {section} | {other})"
 

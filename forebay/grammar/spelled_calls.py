@@ -16,6 +16,8 @@ from forebay.text.answers.tagged_calls import Tagged
 
 _FENCE: Final = "\n```json\n"
 _LINE: Final = r'"\n"'
+_COHERE_ID: Final = '{"tool_call_id": "'
+_COHERE_OPENS, _COHERE_CLOSES = "[\n    ", "\n]"
 _ANY_KEY: Final = r"/[^<>\"\n]+/"  # between tags
 _PYTHON: Final = (  # keyword arguments of any values
     'keywords: (keyword (", " keyword)*)?',
@@ -55,9 +57,38 @@ def _hermes(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
     return Spelled(f'"\\n" {objects(lark, calls)} "\\n" {lark.marker("</tool_call>")}', "\n")
 
 
-def in_list(lark: Lark, calls: Sequence[CallRule], one: bool, *, end: str) -> Spelled:
+def in_list(
+    lark: Lark, calls: Sequence[CallRule], one: bool, *, end: str, key: str = "arguments", name: str = "name"
+) -> Spelled:
     """Write a JSON list of calls, up to the marker `end`."""
-    return Spelled(f'"[" {lark.some(objects(lark, calls), ", ", one)} "]" {lark.marker(end)}')
+    return Spelled(f'"[" {lark.some(objects(lark, calls, key, name), ", ", one)} "]" {lark.marker(end)}')
+
+
+def _cohere(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
+    number = f"{literal(_COHERE_ID)} /[0-9]{{1,3}}/"
+    heads = [literal(f'", "tool_name": {literal(call.name)}, "parameters": ') for call in calls]
+    each = [f'{number} {head} {lark.arguments(call)} "}}"' for head, call in zip(heads, calls, strict=True)]
+    listed = lark.some(lark.one_of(each), ",\n    ", one)
+    return Spelled(f"{literal(_COHERE_OPENS)} {listed} {literal(_COHERE_CLOSES)} {lark.marker('<|END_ACTION|>')}")
+
+
+def _command_r(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
+    listed = in_list(lark, calls, one, end="", key="parameters", name="tool_name")
+    return Spelled(f"{_LINE} {listed.section} {_LINE} {literal('```')}")
+
+
+def _internlm(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
+    form = CALL_FORMATS["internlm"]
+    body = objects(lark, calls, "parameters")
+    return Spelled(f"{lark.marker(form.before)} {_LINE} {body} {lark.marker(form.after[0])}", "")
+
+
+def _phi4_mini(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
+    return Spelled(f'{lark.some(objects(lark, calls), ", ", one)} "]"')
+
+
+def _longcat(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
+    return Spelled(f"{_LINE} {objects(lark, calls)} {_LINE} {lark.marker('</longcat_tool_call>')}", "\n")
 
 
 def _gigachat3(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
@@ -103,6 +134,17 @@ def _kimi_k2(lark: Lark, name: str) -> str:
     return f"{literal(f'functions.{name}:')} /[0-9]{{1,3}}/ {lark.marker('<|tool_call_argument_begin|>')}"
 
 
+def _solar_open(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
+    """The first marker is that of all calls; each has an id, which no one reads."""
+    form = CALL_FORMATS["solar_open"]
+    begin, name, arguments, end = map(lark.marker, (form.before, *form.inside, form.after[0]))
+    each = [
+        f"{begin} /[a-z0-9]{{1,10}}/ {name} {literal(call.name)} {arguments} {lark.arguments(call)} {end}"
+        for call in calls
+    ]
+    return Spelled(f"{lark.some(lark.one_of(each), '', one)} ({lark.marker(form.after[1])})?")
+
+
 # -- values one by one -------------------------------------------------------------------------------------------------
 
 
@@ -144,6 +186,10 @@ def call_in_text(form: CallFormat, names: Sequence[str]) -> str:
             return rf"<function=\s*({either})\s*>"
         case "minimax_m2":
             return rf"<invoke name=\"\s*({either})\s*\">"
+        case "deepseek_v32" | "deepseek_v4":
+            return rf"<｜DSML｜invoke name=\"\s*({either})\s*\">"
+        case "xlam":
+            return rf'(```json\s*\[?|\[)\s*\{{\s*"name"\s*:\s*"({either})"'
         case "llama3_json":
             return rf'\{{\s*"name"\s*:\s*"({either})"'
         case "pythonic":
@@ -165,12 +211,14 @@ class _Tags:
         tags = CALL_FORMATS[self.form].body
         assert isinstance(tags, Tagged), self.form
         ends = f"{_LINE} {lark.marker(CALL_FORMATS[self.form].after[0])}" if tags.opens else ""
-        each = []
-        for call in calls:
-            head = f"\n{tags.opens}{call.name}{tags.opened[0]}\n" if tags.opens else f"{call.name}\n"
-            members = self._arguments(lark, tags, call) if call.enforced else f"{self._any_member(lark, tags)}*"
-            each.append(f"{literal(head)} {members} {lark.marker(tags.closes)} {ends}")
+        heads = [f"\n{tags.opens}{call.name}{tags.opened[0]}\n" if tags.opens else f"{call.name}\n" for call in calls]
+        each = [f"{self.call(lark, tags, call, literal(head))} {ends}" for call, head in zip(calls, heads, strict=True)]
         return Spelled(lark.one_of(each), "\n")
+
+    def call(self, lark: Lark, tags: Tagged, call: CallRule, head: str) -> str:
+        """Return an expression of one call behind its `head`, with the tag that closes it."""
+        arguments = self._arguments(lark, tags, call) if call.enforced else f"{self._any_member(lark, tags)}*"
+        return f"{head} {arguments} {lark.marker(tags.closes)}"
 
     def _arguments(self, lark: Lark, tags: Tagged, call: CallRule) -> str:
         made = ((self._member(lark, tags, call, member), member.optional) for member in arguments_of(call))
@@ -179,17 +227,21 @@ class _Tags:
     def _member(self, lark: Lark, tags: Tagged, call: CallRule, member: Member) -> str:
         end = self._end(tags)
         value = tagged_value(lark, call, member, lark.marker(end), partial(self._any_text, lark, tags, end))
-        return self._pair(lark, tags, literal(member.key), value)
+        is_text = member.kind.text and not member.kind.nullable
+        return self._pair(lark, tags, literal(member.key), value, text=is_text or bool(member.text))
 
     def _any_member(self, lark: Lark, tags: Tagged) -> str:
-        return self._pair(lark, tags, _ANY_KEY, self._any_text(lark, tags, self._end(tags)))
+        value = self._any_text(lark, tags, self._end(tags))
+        pairs = [self._pair(lark, tags, _ANY_KEY, value, text=text) for text in (True, False)]
+        return f"({' | '.join(pairs)})" if tags.text_end else pairs[0]
 
-    def _pair(self, lark: Lark, tags: Tagged, key: str, value: str) -> str:
+    def _pair(self, lark: Lark, tags: Tagged, key: str, value: str, *, text: bool = True) -> str:
         """Add a rule for an argument: its key, and its value with the tag that ends it."""
+        key_end = tags.text_end if text and tags.text_end else tags.key_end
         if tags.value:
-            between = f"{lark.marker(tags.key_end)} {_LINE} {lark.marker(tags.value)}"
+            between = f"{lark.marker(key_end)} {_LINE} {lark.marker(tags.value)}"
         else:
-            between = literal(f"{tags.key_end}\n" if tags.lines else tags.key_end)
+            between = literal(f"{key_end}\n" if tags.lines else key_end)
         return lark.rule(f"{lark.marker(tags.key)} {key} {between} {value} {_LINE}")
 
     def _end(self, tags: Tagged) -> str:
@@ -197,6 +249,21 @@ class _Tags:
 
     def _any_text(self, lark: Lark, tags: Tagged, end: str) -> str:
         return lark.until(end, without="|".join(map(as_pattern, tags.ends_inside)))
+
+
+@dataclass(frozen=True, slots=True)
+class _TagsInSection(_Tags):
+    """Calls with a marker each, within the markers of all."""
+
+    def __call__(self, lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
+        form = CALL_FORMATS[self.form]
+        tags = form.body
+        assert isinstance(tags, Tagged), self.form
+        heads = (
+            f"{lark.marker(form.before)} {literal(call.name)} {lark.marker(tags.opened[0])} {_LINE}" for call in calls
+        )
+        each = [self.call(lark, tags, call, head) for call, head in zip(calls, heads, strict=True)]
+        return Spelled(f"{_LINE} {lark.some(f'({lark.one_of(each)} {_LINE})', '', one)} {lark.marker(form.after[0])}")
 
 
 def tagged_value(lark: Lark, call: CallRule, member: Member, end: str, any_text: Callable[[], str]) -> str:
@@ -246,6 +313,12 @@ def _python(lark: Lark, calls: Sequence[CallRule], one: bool, *, end: str = "") 
     return Spelled(f'"[" {lark.some(lark.one_of(each), ", ", one)} "]" {lark.marker(end) if end else ""}')
 
 
+def _python_lines(lark: Lark, calls: Sequence[CallRule], one: bool, *, end: str) -> Spelled:
+    """`name(key=value, ...)`, a line each."""
+    each = [f'{literal(f"{call.name}(")} {keywords(lark, call)} ")"' for call in calls]
+    return Spelled(f"{_LINE} {lark.some(lark.one_of(each), chr(10), one)} {_LINE} {lark.marker(end)}")
+
+
 def keywords(lark: Lark, call: CallRule) -> str:
     """Return an expression for the arguments. Without enforcement they are any keywords."""
     if call.enforced:
@@ -284,6 +357,19 @@ def _python_value(lark: Lark, schema: Schema) -> str:
 
 SPELLED: Final[dict[str, Spell]] = {
     "hermes": _hermes,
+    "granite": partial(in_list, end=""),
+    "cohere": _cohere,
+    "command_r": _command_r,
+    "internlm": _internlm,
+    "phi4_mini": _phi4_mini,
+    "longcat": _longcat,
+    "solar_open": _solar_open,
+    "deepseek_v32": _Tags("deepseek_v32"),
+    "deepseek_v4": _Tags("deepseek_v4"),
+    "hy_v3": _TagsInSection("hy_v3"),
+    "hy_v3_opensource": _TagsInSection("hy_v3_opensource"),
+    "olmo3": partial(_python_lines, end="</function_calls>"),
+    "xlam": partial(in_list, end=""),
     "hunyuan": partial(in_list, end="</tool_calls>"),
     "nemotron": partial(in_list, end="</TOOLCALL>"),
     "gigachat3": _gigachat3,

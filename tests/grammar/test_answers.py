@@ -264,6 +264,8 @@ def test_call_of_a_tool_that_is_not_enforced_has_any_arguments_beside_one_that_i
         pytest.skip("their markers are special in every model that has them")
     if form.calls == "mistral" and (name == "mistral") != (vocabulary.table.added("[ARGS]") is not None):
         pytest.skip("the other form of these")
+    if name == "longcat_tags":
+        pytest.skip("the other form of these")
     text = spelling.spell(Answer(calls=(("free", json.dumps(ANY_ARGUMENTS)),))).removesuffix("<|call|>")
     for space in ("[TOOL_CALLS] ", "<tool_call>\nfree"):  # which the grammar does not write there
         text = text.replace(space, "".join(space.split()))

@@ -49,12 +49,16 @@ UNMARKED = {
         'So {\n"name" : "go-on", "type": "function", "arguments": {}}',
     ],
     "pythonic": ["I call [go(n='x')]", "x [ go-on()]"],
+    "deepseek_v4": ['a <｜DSML｜invoke name="go">', '<｜DSML｜invoke name=" go-on ">'],
+    "xlam": ['a [{"name": "go", "arguments": {}}]', 'So ```json\n{ "name" : "go-on", "arguments": {}}'],
 }
 PROSE = {
     "minimax_m2": ['Use <invoke name="other"> or <invoke', "go", ""],
     "qwen3_coder": ["Use <function=other> or <function", "go", ""],
     "llama3_json": ['In C: {"name": "Bob"} {go} {"n": {"name": 1}}', "text {", ""],
     "pythonic": ["See [go](http://x), [1] and a[go]", "text [go", ""],
+    "deepseek_v4": ['Use <｜DSML｜invoke name="other">', "go", ""],
+    "xlam": ['See [{"name": "Bob"}] or ```json\n{"name": "Bob"}```, [go]', "text [{", ""],
 }
 
 

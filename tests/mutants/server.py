@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 _READ = "text/answers/test_reading.py::"
+_DECLARED = "text/answers/test_declared.py::"
 _TOOLS = "server/test_tools.py::"
 
 SERVER = (
@@ -313,6 +314,55 @@ SERVER = (
         "        return self._end(i) <= self._reader.settled\n",
         "        return True\n",
         _TOOLS + "test_each_token_is_scored_with_what_it_belongs_to",
+    ),
+    Mutant(
+        "C27 a marker that is cut in two is found as a whole one",
+        "text/answers/cursor.py",
+        "return None if self._text[found.start() :] in markers.beginnings else found",
+        "return found",
+        "text/answers/test_recorded.py::test_answer_reader_recorded_output_reads_the_calls_at_every_cut",
+    ),
+    Mutant(
+        "C27 a declared pattern that is cut in two is found as a whole one",
+        "text/answers/declared/patterns.py",
+        "return best if best is not None and best.begin < pending else None",
+        "return best",
+        _DECLARED + "test_declared_language_agrees_with_transformers_at_each_split",
+    ),
+    Mutant(
+        "C27 the thinking is closed once",
+        "text/answers/reading.py",
+        "*filter(None, [closes]))\n        begins",
+        "*filter(None, [self._think and self._think.closes]))\n        begins",
+        _READ + "test_what_models_also_write",
+    ),
+    Mutant(
+        "C27 the arguments of a declared call are the model's characters",
+        "text/answers/declared/calls.py",
+        "            answer.argue(arguments)\n",
+        "            answer.argue(json.dumps(json.loads(arguments)))\n",
+        _DECLARED + "test_declared_arguments_are_copied_character_for_character",
+    ),
+    Mutant(
+        "C27 declared calls are enforced as they are declared",
+        "grammar/answers.py",
+        "    return DeclaredCalls(region, region.opens, region.shape)\n",
+        '    return SPELLED["hermes"]\n',
+        "grammar/test_declared_answers.py::test_declared_calls_without_the_declaration_would_not_be_enforced",
+    ),
+    Mutant(
+        "C27 a declared call within the thinking is one of a tool that there is",
+        "text/answers/declared/reading.py",
+        "if (yield from self._called(calls, found, known=True)):",
+        "if (yield from self._called(calls, found, known=False)):",
+        _DECLARED + "test_declared_call_within_the_thinking_ends_it_and_a_second_close_is_text",
+    ),
+    Mutant(
+        "C27 what is no call is not read again and again",
+        "text/answers/declared/reading.py",
+        "        if self._again <= _MAX_AGAIN_ANYWAY + _MAX_AGAIN * cursor.taken:\n",
+        "        if self._again:\n",
+        _DECLARED + "test_declared_calls_that_fail_again_and_again_take_linear_time",
     ),
     Mutant(
         "C27 a call and its result have the same id in a template",

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from forebay.base.errors import InvalidRequest, RequestError
+from forebay.http.errors import HttpError
 from forebay.http.security import ANYBODY, Tenant
 from forebay.server.api.openai import seals
 from forebay.server.api.openai.compaction import MAX_RETAINED_CHARS, retained
@@ -34,10 +35,9 @@ ITEMS: list[Any] = [
 ]
 TRIGGER = {"type": "compaction_trigger"}
 ONE, OTHER = Tenant("one"), Tenant("other")
-seals_items = pytest.mark.usefixtures("cryptography")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def cryptography() -> None:
     pytest.importorskip("cryptography", reason="nothing is sealed without it: pip install 'forebay[compaction]'")
 
@@ -69,7 +69,6 @@ def compacted(model: ScriptedServer, stream: bool = False, **fields: Any) -> Any
     return last.response
 
 
-@seals_items
 @pytest.mark.parametrize("stream", [False, True])
 def test_trigger_is_answered_with_one_sealed_item_of_the_summary(model: ScriptedServer, stream: bool) -> None:
     response = compacted(model, stream)
@@ -83,7 +82,6 @@ def test_trigger_is_answered_with_one_sealed_item_of_the_summary(model: Scripted
     assert response.usage.input_tokens == len(model.server.engine.submitted[-1].prompt)
 
 
-@seals_items
 def test_item_is_expanded_to_its_summary_and_replaces_what_the_model_said(model: ScriptedServer) -> None:
     (item,) = compacted(model).output
     model.answer = "Fixed."
@@ -96,7 +94,6 @@ def test_item_is_expanded_to_its_summary_and_replaces_what_the_model_said(model:
     assert not any(gone in prompt for gone in ("It rains.", "Let me look.", "Two tests fail.", "hm\n"))
 
 
-@seals_items
 def test_compact_returns_the_input_of_the_next_request(model: ScriptedServer) -> None:
     model.answer = "It rained, two tests fail."
     with connect(model.server) as api:
@@ -114,7 +111,6 @@ def test_compact_returns_the_input_of_the_next_request(model: ScriptedServer) ->
     assert sorted(told, key=prompt.index) == told
 
 
-@seals_items
 def test_item_of_a_summary_can_be_compacted_again(model: ScriptedServer) -> None:
     (item,) = compacted(model).output
     model.answer = "Shorter still."
@@ -124,7 +120,6 @@ def test_item_of_a_summary_can_be_compacted_again(model: ScriptedServer) -> None
     assert again.output[0].type == "compaction"
 
 
-@seals_items
 @pytest.mark.parametrize("stream", [False, True])
 def test_prompt_beyond_the_threshold_is_compacted_before_the_answer(model: ScriptedServer, stream: bool) -> None:
     model.answer = "It rained."
@@ -158,7 +153,6 @@ def test_prompt_beyond_the_threshold_is_compacted_before_the_answer(model: Scrip
     assert "It rains." not in model.prompt()
 
 
-@seals_items
 def test_summary_that_is_empty_or_a_call_is_a_typed_error(model: ScriptedServer) -> None:
     for said in ("<think>\nhm\n</think>\n\n", CALL):
         model.answer = said
@@ -181,7 +175,6 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
-@seals_items
 @pytest.mark.parametrize(("items", "code"), WRONG.values(), ids=WRONG)
 def test_items_that_this_server_did_not_make_are_typed_400(model: ScriptedServer, items: Any, code: str) -> None:
     with model.server.client() as http:
@@ -190,7 +183,6 @@ def test_items_that_this_server_did_not_make_are_typed_400(model: ScriptedServer
     assert (answer.status_code, error["code"], error["param"].partition(".")[0]) == (400, code, "input")
 
 
-@seals_items
 def test_item_of_another_key_is_a_typed_400(launch: Callable[..., Running]) -> None:
     """C29: it neither opens nor says whose it is."""
     server = launch(lambda: FakeEngine(lambda *_: [3 + byte for byte in b"summary"]), api_keys=("one", "two"))
@@ -207,7 +199,6 @@ def test_item_of_another_key_is_a_typed_400(launch: Callable[..., Running]) -> N
     assert forged.json()["error"]["message"] == refused.json()["error"]["message"]
 
 
-@seals_items
 def test_stored_compaction_is_continued(launch: Callable[..., Running]) -> None:
     said = [3 + byte for byte in b"a summary"]
     server = launch(lambda: FakeEngine(lambda *_: [*said, 2]), responses_store_bytes=1 << 20)
@@ -220,7 +211,6 @@ def test_stored_compaction_is_continued(launch: Callable[..., Running]) -> None:
     assert SUMMARY_PROMPT not in prompt
 
 
-@seals_items
 def test_seal_opens_for_its_owner_until_it_expires_and_for_no_change() -> None:
     made = Seals(b"secret")
     sealed = made.seal(ONE, b"content", 1000.0)
@@ -243,7 +233,6 @@ def test_seal_opens_for_its_owner_until_it_expires_and_for_no_change() -> None:
         assert caught.value.code == "seal_invalid"
 
 
-@seals_items
 def test_seal_is_bounded() -> None:
     made = Seals()
     assert made.opened(ONE, made.seal(ONE, bytes(MAX_BYTES), 0.0), 0.0) == bytes(MAX_BYTES)
@@ -263,7 +252,7 @@ def test_without_the_package_compaction_is_refused_with_what_to_install(
     model: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing() -> Any:
-        raise InvalidRequest("pip install 'forebay[compaction]'", code="compaction_unavailable")
+        raise HttpError(501, "pip install 'forebay[compaction]'", code="compaction_unavailable")
 
     monkeypatch.setattr(seals, "_aead", missing)
     before = len(model.server.engine.submitted)
@@ -273,6 +262,6 @@ def test_without_the_package_compaction_is_refused_with_what_to_install(
             ("/v1/responses/compact", {"input": ITEMS}),
         ):
             answer = http.post(path, json=body)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "compaction_unavailable")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (501, "compaction_unavailable")
         assert http.post("/v1/responses", json={"input": ITEMS}).status_code == 200
     assert len(model.server.engine.submitted) == before + 1, "nothing was computed for it"

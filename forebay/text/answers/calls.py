@@ -92,6 +92,20 @@ class Objects:
             answer.end()
 
 
+def rest_of_list(answer: Answer, known: bool) -> Reading[None]:
+    """Read objects behind the bracket of their list."""
+    return objects.some(answer, known, in_list=True)
+
+
+def listed_in_text(answer: Answer, known: bool) -> Reading[None]:
+    """Read a list of objects, or a block of code with one or with an object."""
+    fenced = yield from answer.cursor.literal("```json")
+    yield from answer.cursor.spaces()
+    in_list = yield from answer.cursor.literal("[")
+    if fenced or in_list:
+        yield from named_objects.some(answer, known, in_list=in_list)
+
+
 objects: Final = Objects()
 named_objects: Final = Objects(name_first=True)  # of calls in text
 
@@ -191,7 +205,7 @@ def python(answer: Answer, known: bool) -> Reading[None]:
         yield from _python_calls(answer, known)
 
 
-def _python_calls(answer: Answer, known: bool) -> Reading[None]:
+def _python_calls(answer: Answer, known: bool, *, listed: bool = True) -> Reading[None]:
     cursor = answer.cursor
     while True:
         yield from cursor.spaces()
@@ -205,6 +219,8 @@ def _python_calls(answer: Answer, known: bool) -> Reading[None]:
         answer.begin(called)
         yield from _keywords(answer)
         answer.end()
+        if not listed:
+            continue
         yield from cursor.spaces()
         if (yield from cursor.peek()) not in (",", "]"):
             return
@@ -212,6 +228,11 @@ def _python_calls(answer: Answer, known: bool) -> Reading[None]:
         answer.layout()
         if closes:
             return
+
+
+def python_lines(answer: Answer, known: bool) -> Reading[None]:
+    """Read calls written as Python, one after the other without a list around them."""
+    return _python_calls(answer, known, listed=False)
 
 
 def python_or_objects(answer: Answer, known: bool) -> Reading[None]:

@@ -108,7 +108,7 @@ class Cursor:
         text, or after `limit` characters."""
         room = sys.maxsize if limit is None else limit
         while True:
-            found = markers.pattern.search(self._text, self._at, min(sys.maxsize, self._at + room + markers.longest))
+            found = self._first(markers, room)
             end = found.start() if found is not None else self._safe_end(markers)
             before = min(end - self._at, room)
             if before:
@@ -124,6 +124,13 @@ class Cursor:
                 yield from self.rest(markers.others, sink)
             else:
                 yield
+
+    def _first(self, markers: Markers, room: int) -> re.Match[str] | None:
+        """Return the first marker within `room` characters, unless it may be the beginning of a longer one."""
+        found = markers.pattern.search(self._text, self._at, min(sys.maxsize, self._at + room + markers.longest))
+        if found is None or self.ended or len(self._text) - found.start() >= markers.longest:
+            return found
+        return None if self._text[found.start() :] in markers.beginnings else found
 
     def _safe_end(self, markers: Markers) -> int:
         """Return the position at which a possible marker begins."""

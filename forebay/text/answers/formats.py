@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +21,8 @@ class CallFormat:
     a tool of the request. `before` may come between marker and call, and `after` behind a call; `inside` are further
     markers. With `own` calls also begin anywhere in text without a marker: `in_text` (or `body`) reads them there, and
     they must name a tool of the request. `layout` is never text. `call_id` are the ids that the model was trained on,
-    by a call's number. `told` is the marker with which the model is instructed to call, if it is not one of `begins`.
+    by a call's number. `tools_mark` is the marker with which the model is instructed to call, if it is not one of
+    `begins`.
     """
 
     name: str
@@ -49,20 +51,35 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class ThinkTags:
-    """The pair of tags around a model's reasoning; `label` may follow the first."""
+    """The pair of tags around a model's reasoning; `label` may follow the first. `layout` is what such a model writes
+    around the answer behind it, and is never text."""
 
     name: str
     opens: str
     closes: str
     label: str = ""
+    layout: tuple[str, ...] = ()
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        return (self.opens, self.closes)
+        return (self.opens, self.closes, *self.layout)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Return the markers that end the thinking: the closing tag, and heads of the messages behind it."""
+        return (self.closes, *(word for word in self.layout if word.startswith("<|")))
 
 
 _ARG_TAGS: Final = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 _V3: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+_DSML: Final = Tagged(
+    '<｜DSML｜invoke name="', ('">',), '<｜DSML｜parameter name="', '" string="false">', "", "</｜DSML｜parameter>",
+    "</｜DSML｜invoke>", text_end='" string="true">',
+)  # fmt: skip
+_DSML_OUTER: Final = ("function_calls", "tool_calls")  # of V3.2 and of V4
+_SOLAR: Final = ("<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>")
+_SOLAR_LAYOUT: Final = ("<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>")
+_COHERE_LAYOUT: Final = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 _K2: Final = (
     "<|tool_calls_section_begin|>",
     "<|tool_call_begin|>",
@@ -71,10 +88,32 @@ _K2: Final = (
     "<|tool_call_argument_begin|>",
 )
 
+
+def _dsml(name: str, *outer: str) -> CallFormat:
+    """Return the format whose calls are within the first of `outer`; the others are read as well."""
+    begins, after = (tuple(f"<{slash}｜DSML｜{word}>" for word in outer) for slash in ("", "/"))
+    return CallFormat(name, _DSML, begins=begins, after=after, own=(_DSML.opens,))
+
+
+def _hy3(suffix: str) -> CallFormat:
+    """Return the format of Hy3, whose tags end with a suffix in the published models."""
+    key, value = (f"<arg_key{suffix}>", f"</arg_key{suffix}>"), (f"<arg_value{suffix}>", f"</arg_value{suffix}>")
+    name_end, call_end = f"<tool_sep{suffix}>", f"</tool_call{suffix}>"
+    return CallFormat(
+        "hy_v3_opensource" if suffix else "hy_v3",
+        Tagged("", (name_end,), *key, *value, call_end),
+        begins=(f"<tool_calls{suffix}>",),
+        before=f"<tool_call{suffix}>",
+        after=(f"</tool_calls{suffix}>",),
+        inside=(name_end, *key, *value, call_end),
+    )
+
+
 CALL_FORMATS: Final = {
     each.name: each
     for each in (
         CallFormat("hermes", calls.objects, begins=("<tool_call>",), after=("</tool_call>",)),
+        CallFormat("granite", calls.objects, begins=("<|tool_call|>", "<function_call>", "<tool_call>")),
         CallFormat("hunyuan", calls.objects, begins=("<tool_calls>",), after=("</tool_calls>",)),
         CallFormat("nemotron", calls.objects, begins=("<TOOLCALL>",), after=("</TOOLCALL>",)),
         CallFormat(
@@ -84,6 +123,54 @@ CALL_FORMATS: Final = {
             inside=("<|role_sep|>",),
             layout=("<|message_sep|>",),
         ),
+        CallFormat(
+            "cohere",
+            calls.Objects("tool_name", ("parameters",)),
+            begins=("<|START_ACTION|>",),
+            after=("<|END_ACTION|>",),
+            layout=_COHERE_LAYOUT,
+        ),
+        CallFormat(
+            "command_r",
+            calls.Objects("tool_name", ("parameters",)),
+            begins=("Action: ```json", "Action:```json"),
+            after=("```",),
+        ),
+        CallFormat(
+            "internlm", calls.objects, begins=("<|action_start|>",), before="<|plugin|>", after=("<|action_end|>",)
+        ),
+        CallFormat("phi4_mini", calls.rest_of_list, begins=("functools[",), tools_mark="<|tool|>"),
+        CallFormat(
+            "longcat",
+            calls.list_or(
+                Tagged(
+                    "",
+                    ("<longcat_arg_key>", "</longcat_tool_call>"),
+                    "<longcat_arg_key>",
+                    "</longcat_arg_key>",
+                    "<longcat_arg_value>",
+                    "</longcat_arg_value>",
+                    "</longcat_tool_call>",
+                )
+            ),
+            begins=("<longcat_tool_call>",),
+            after=("</longcat_tool_call>",),
+            inside=("<longcat_arg_key>", "</longcat_arg_key>", "<longcat_arg_value>", "</longcat_arg_value>"),
+        ),
+        CallFormat(
+            "solar_open",
+            calls.Headed(rf"[^<]*{re.escape(_SOLAR[1])}(?P<name>[\w.\-/]+)", _SOLAR[2]),
+            begins=("<|tool_calls|>", _SOLAR[0]),
+            before=_SOLAR[0],
+            after=(_SOLAR[3], "<|calls|>"),
+            inside=_SOLAR[1:3],
+            layout=_SOLAR_LAYOUT,
+        ),
+        _dsml("deepseek_v32", *_DSML_OUTER),
+        _dsml("deepseek_v4", *_DSML_OUTER[::-1]),
+        _hy3(""),
+        _hy3(":opensource"),
+        CallFormat("olmo3", calls.python_lines, begins=("<function_calls>",), after=("</function_calls>",)),
         CallFormat(
             "qwen3_coder",
             Tagged("<function=", (">",), "<parameter=", ">", "", "</parameter>", "</function>", lines=True),
@@ -168,15 +255,31 @@ CALL_FORMATS: Final = {
             own=("{",),
             in_text=calls.named_objects,
         ),
+        CallFormat(
+            "xlam",
+            calls.objects,
+            begins=("[TOOL_CALLS]", "<tool_call>"),
+            after=("</tool_call>", "```"),
+            bare="[",
+            own=("[", "```json"),
+            in_text=calls.listed_in_text,
+        ),
     )
 }
 THINK_TAGS: Final = {
     each.name: each
-    for each in (
+    for each in (  # of two with the same tags, the first one whose layout is written
+        ThinkTags("hunyuan", "<think>", "</think>", layout=("<answer>", "\n</answer>", "</answer>")),
+        ThinkTags("ernie45", "<think>", "</think>", layout=("<response>", "\n</response>", "</response>")),
         ThinkTags("think", "<think>", "</think>"),
         ThinkTags("mistral", "[THINK]", "[/THINK]"),
         ThinkTags("seed_oss", "<seed:think>", "</seed:think>"),
         ThinkTags("gemma4", "<|channel>", "<channel|>", label="thought"),
+        ThinkTags("granite", "Here is my thought process:", "Here is my response:"),
+        ThinkTags("cohere", "<|START_THINKING|>", "<|END_THINKING|>", layout=_COHERE_LAYOUT),
+        ThinkTags("solar_open", "<|think|>", "<|end|>", layout=_SOLAR_LAYOUT),
+        ThinkTags("longcat", "<longcat_think>", "</longcat_think>"),
+        ThinkTags("hy_v3_opensource", "<think:opensource>", "</think:opensource>"),
     )
 }
 CHANNELS: Final = "gpt_oss"
@@ -201,23 +304,33 @@ def _by_name(names: Mapping[str, str]) -> dict[str, str]:
 # What other engines call them.
 CALL_NAMES: Final = _by_name(
     {
-        "hermes": "qwen qwen25 qwen3",
-        "hunyuan": "hunyuan_a13b",
+        "hermes": "qwen qwen25 qwen3 granite4 ernie45",
+        "granite": "granite-20b-fc",
+        "hunyuan": "hunyuan_a13b jamba",
+        "cohere": "cohere_command3 cohere_command4",
+        "internlm": "interns1",
+        "phi4_mini": "phi4_mini_json",
         "nemotron": "nemotron_json llama_nemotron_json",
         "gigachat3": "gigachat",
-        "qwen3_coder": "qwen3_xml",
+        "qwen3_coder": "qwen3_xml mimo step3p5",
         "llama3_json": "llama3 llama4_json",
         "pythonic": "llama4_pythonic",
         "deepseek_v3": "deepseekv3",
         "deepseek_v31": "deepseekv31",
-        "glm45": "glm glm47",
+        "deepseek_v32": "deepseekv32",
+        "deepseek_v4": "deepseekv4",
+        "glm45": "glm glm47 ling3",
         "minimax_m2": "minimax minimax-m2",
         CHANNELS: "gpt-oss openai",
     }
 )
+DECLARING_NAMES: Final = ("hf", "response_template")  # of parsers that read what checkpoints declare: `auto` does
 REASONING_NAMES: Final = _by_name(
     {
-        "think": "deepseek_r1 deepseek-r1 deepseek_v3 deepseek-v3 qwen3 glm45 kimi_k2",
+        "think": "deepseek_r1 deepseek-r1 deepseek_v3 deepseek-v3 deepseek_v31 deepseek_v4 deepseek-v4 qwen3 glm45 "
+        "glm47 kimi_k2 minimax_m2 minimax mimo olmo3 hy_v3 exaone4 step3p5 nemotron_v3",
+        "hunyuan": "hunyuan_a13b",
+        "cohere": "cohere_command3 cohere_command4",
         CHANNELS: "gpt-oss openai_gptoss",
     }
 )

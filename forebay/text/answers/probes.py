@@ -18,9 +18,11 @@ from forebay.text.answers.formats import (
     CALL_PARSERS,
     CHANNELS,
     DECLARED,
+    DECLARING_NAMES,
     REASONING_NAMES,
     REASONING_PARSERS,
     THINK_TAGS,
+    ThinkTags,
     call_id_of,
 )
 from forebay.text.answers.parts import CallArguments, CallBegun, Part, Said, Thought
@@ -119,7 +121,7 @@ class Findings:
 def find_formats(tokenizer: Tokenizer, *, calls: str = AUTO, thinking: str = AUTO) -> Findings:
     """By about thirty renderings of a few words. `calls` and `thinking` are what the operator says instead, by name or
     NONE. Raises ConfigError for a name that there is not, or that does not go with the chat template."""
-    calls, thinking = CALL_NAMES.get(calls, calls), REASONING_NAMES.get(thinking, thinking)
+    calls, thinking = _known_name(calls, CALL_NAMES), _known_name(thinking, REASONING_NAMES)
     _check_known("--tool-call-parser", calls, CALL_PARSERS)
     _check_known("--reasoning-parser", thinking, REASONING_PARSERS)
     if tokenizer.chat_template is None:
@@ -212,6 +214,10 @@ def _formats(calls: str, thinks: str) -> AnswerFormats:
     return AnswerFormats(calls, calls if calls == CHANNELS else thinks if thinks != CHANNELS else None)
 
 
+def _known_name(name: str, names: Mapping[str, str]) -> str:
+    return AUTO if name in DECLARING_NAMES else names.get(name, name)
+
+
 def _check_known(flag: str, name: str, known: Sequence[str]) -> None:
     if name not in (AUTO, NONE, *known):
         raise ConfigError(f"{flag}: {name!r} is not one of {', '.join((AUTO, NONE, *known))}")
@@ -239,23 +245,38 @@ def _answered(render: Render, *answer: Message) -> str:
     whole = _rendered(render, [_ASKED, *answer], tools=_TOOLS, add_generation_prompt=False) or ""
     pairs = enumerate(zip(before, whole, strict=False))
     common = next((i for i, (one, other) in pairs if one != other), min(len(before), len(whole)))
-    while common and not (whole[common - 1].isspace() or whole[common - 1] in ">]"):
+    while len(before) > common > 0 and not (whole[common - 1].isspace() or whole[common - 1] in ">]"):
         common -= 1  # the tags of calls and of thinking begin alike
     return whole[common:]
 
 
+class _Left(NamedTuple):
+    """Text that a format leaves over of a call on both sides, less the brackets beside it. `likens`: the call does not
+    begin with the format's own marker."""
+
+    begin: str = ""
+    end: str = ""
+    num_brackets: int = 0
+    likens: bool = False
+
+    @property
+    def size(self) -> tuple[int, int, bool]:
+        """How far the format is from that of the template. Brackets between marks are as good as none."""
+        length = len(self.begin) + len(self.end)
+        return length, 0 if length else self.num_brackets, self.likens
+
+
 class _Written(NamedTuple):
-    """How a template writes calls: `name` is the format of those that reads most of it, "" if none does; `marks` are
-    what that format leaves over on both sides."""
+    """How a template writes calls: `name` is the format of those that reads most of it, "" if none does."""
 
     wanted: Wanted
     name: str = ""
     why: str = ""
-    marks: tuple[str, str] = ("", "")
+    left: _Left = _Left()
 
     @property
-    def num_left(self) -> int:
-        return sum(map(len, self.marks))
+    def marks(self) -> tuple[str, str]:
+        return self.left.begin, self.left.end
 
 
 def _calls(render: Render, forms: Sequence[AnswerFormats]) -> _Written:
@@ -272,7 +293,7 @@ def _calls(render: Render, forms: Sequence[AnswerFormats]) -> _Written:
             continue
         for each in forms:
             left = _left_over(each, text, ending) if call_id_of(each.calls) == pattern else None
-            if left is not None and (not best.name or sum(map(len, left)) < best.num_left):
+            if left is not None and (not best.name or left.size < best.left.size):
                 example = text.strip().removesuffix(ending).strip()
                 wanted = Wanted(as_text=isinstance(arguments, str), content=content, example=example)
                 best = _Written(wanted, str(each.calls), f"a call is written {text.strip()[:_MAX_EVIDENCE]!r}", left)
@@ -372,22 +393,36 @@ def _is_the_call(parts: Sequence[Part]) -> bool:
         return False
 
 
-def _left_over(formats: AnswerFormats, text: str, ending: str) -> tuple[str, str] | None:
-    """Return what a format leaves over of a call on both sides, less tags of thinking, brackets and what `ending` ends
-    every answer with; None if it does not read the call."""
+def _left_over(formats: AnswerFormats, text: str, ending: str) -> _Left | None:
+    """Return what a format leaves over of a call, less tags of thinking and what `ending` ends every answer with; None
+    if it does not read the call."""
     reader = reader_for(formats, {_NAME: _SCHEMA})
     parts = reader.push(text) + reader.finish()
     if not _is_the_call(parts):
         return None
     if formats.calls in (CHANNELS, DECLARED):
-        return "", ""
+        return _Left()
     at = next(i for i, part in enumerate(parts) if isinstance(part, CallBegun))
     before, behind = (
         "".join(part.text for part in some if isinstance(part, Said)) for some in (parts[:at], parts[at:])
     )
-    for tag in THINK_TAGS[formats.thinking].spellings if formats.thinking in THINK_TAGS else ():
+    for tag in formats.think_tags.spellings if formats.think_tags is not None else ():
         before = before.replace(tag, "")
-    return before.strip().rstrip("[ \n"), behind.strip().removesuffix(ending).lstrip("] \n").strip()
+    return _trimmed(formats, text, before.strip(), behind.strip(), ending)
+
+
+def _trimmed(formats: AnswerFormats, text: str, before: str, behind: str, ending: str) -> _Left:
+    """Take from both sides of a call the brackets beside it, and what every answer ends with."""
+    behind = "" if ending.endswith(behind) else behind.removesuffix(ending)
+    bare = before.rstrip("[ \n"), behind.lstrip("] \n").strip()
+    form = formats.call_format
+    likens = form is not None and bool(form.begins) and form.begins[0] not in text
+    return _Left(*bare, len(before) + len(behind) - len(bare[0]) - len(bare[1]), likens)
+
+
+def _is_distinct(tags: ThinkTags) -> bool:
+    """Return whether no other model has these tags, or no layout tells this one from others."""
+    return not tags.layout or sum(each.opens == tags.opens for each in THINK_TAGS.values()) == 1
 
 
 def _thinking(render: Render) -> tuple[str, str]:
@@ -400,7 +435,7 @@ def _thinking(render: Render) -> tuple[str, str]:
     texts = [_answered(render, thought), *(_rendered(render, [_ASKED], **each) or "" for each in switches)]
     for each in THINK_TAGS.values():
         for text in texts:
-            if each.opens in text:
+            if each.opens in text and (_is_distinct(each) or any(word in text for word in each.layout)):
                 at = text.index(each.opens)
                 return each.name, f"the chat template writes {text[at : at + _MAX_EVIDENCE]!r}"
     call = {"type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}

@@ -164,18 +164,19 @@ class AnswerReader:
         closes = ""
         if self._think is not None:
             closes = yield from self._thinking(self._think)
-        if self._calls is None:
-            yield from self._cursor.until(markers_of(), self._answer.say)
-            return
-        if self._calls.bare and not closes:
-            yield from self._bare(self._calls)
-        layout = (*self._calls.layout, *filter(None, [closes]))
-        markers = markers_of(*self._calls.begins, *self._calls.own, *layout)
+        calls = self._calls
+        layout = (*(self._think.layout if self._think is not None else ()), *filter(None, [closes]))
+        begins: tuple[str, ...] = ()
+        if calls is not None:
+            layout, begins = (*layout, *calls.layout), (*calls.begins, *calls.own)
+            if calls.bare and not closes:
+                yield from self._bare(calls)
+        markers = markers_of(*begins, *layout)
         while marker := (yield from self._cursor.until(markers, self._answer.say)):
-            if marker in layout:
+            if calls is None or marker in layout:
                 self._answer.turn()
                 continue
-            yield from self._marked(self._calls, marker)
+            yield from self._marked(calls, marker)
             self._answer.give_up()
 
     def _thinking(self, tags: ThinkTags) -> Reading[str]:
@@ -208,13 +209,11 @@ class AnswerReader:
         """Read up to the closing tag, or behind a call of a tool that exists: models also call without closing the
         thinking. Return whether there was one."""
         cursor, answer, calls = self._cursor, self._answer, self._calls
-        if calls is None:
-            yield from cursor.until(markers_of(tags.closes), answer.think)
-            return False
-        markers = markers_of(tags.closes, *calls.marks)
-        while (marker := (yield from cursor.until(markers, answer.think))) not in ("", tags.closes):
+        markers = markers_of(*tags.ends, *(calls.marks if calls is not None else ()))
+        while (marker := (yield from cursor.until(markers, answer.think))) not in ("", *tags.ends):
             before = answer.calls
-            yield from self._marked(calls, marker, known=True)
+            if calls is not None:
+                yield from self._marked(calls, marker, known=True)
             if answer.calls > before:
                 return True
             answer.give_up(Thought)

@@ -16,7 +16,8 @@ _PYTHON_NAMES: Final = ("True", "False", "None")
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """The name between `opens` and `opened`; keys and values between tags of their own, to the tag `closes`."""
+    """The name between `opens` and `opened`; keys and values between tags of their own, to the tag `closes`. Behind
+    `text_end` instead of `key_end`, the value is a text whatever its tool takes."""
 
     opens: str
     opened: tuple[str, ...]  # one of them; what comes next may stand in it
@@ -26,6 +27,7 @@ class Tagged:
     value_end: str
     closes: str
     lines: bool = False  # a value stands on lines of its own
+    text_end: str = ""
 
     def __call__(self, answer: Answer, known: bool) -> Reading[None]:
         cursor = answer.cursor
@@ -58,7 +60,9 @@ class Tagged:
                     return False
             in_key = False
             key: list[str] = []
-            if not (yield from cursor.until(markers_of(self.key_end), key.append, MAX_HEAD_CHARS)):
+            ends = filter(None, (self.key_end, self.text_end))
+            end = yield from cursor.until(markers_of(*ends), key.append, MAX_HEAD_CHARS)
+            if not end:
                 return False
             if self.value:
                 yield from cursor.spaces()
@@ -67,7 +71,8 @@ class Tagged:
             argument = "".join(key).strip()
             answer.argue(("" if first else ", ") + quoted(argument) + ": ")
             first = False
-            ended = yield from self._value(answer, argument_type(answer.tools.get(name, {}), argument))
+            kind = argument_type(answer.tools.get(name, {}), argument)
+            ended = yield from self._value(answer, ArgumentType(text=True) if end == self.text_end else kind)
             if ended in ("", self.closes):
                 return bool(ended)
             in_key = ended == self.key

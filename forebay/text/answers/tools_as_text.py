@@ -11,6 +11,7 @@ from forebay.text.answers.formats import CALL_FORMATS
 Message = dict[str, Any]
 HERMES: Final = "hermes"  # the format in which tools are described where a template writes nothing of them
 _IN_PYTHON: Final = ("lfm2", "pythonic")
+_PHI4_MINI: Final = "phi4_mini"  # whose template shows no calls
 
 _INSTRUCTIONS: Final = """You may call these tools, one JSON schema a line:
 <tools>
@@ -64,11 +65,14 @@ def calls_in_text(message: Message, form: str = HERMES) -> Message:
         return message
     kept = {key: value for key, value in message.items() if key != "tool_calls"}
     called = [call["function"] for call in calls]
-    written = _as_python(called, form) if form in _IN_PYTHON else _as_objects(called)
+    written = _as_python(called, form) if form in _IN_PYTHON else _as_objects(called, form)
     return {**kept, "content": "\n".join(filter(None, (message["content"], written)))}
 
 
-def _as_objects(calls: Sequence[dict[str, Any]]) -> str:
+def _as_objects(calls: Sequence[dict[str, Any]], form: str) -> str:
+    if form == _PHI4_MINI:
+        listed = ", ".join(json.dumps(call, ensure_ascii=False) for call in calls)
+        return f"{CALL_FORMATS[form].begins[0]}{listed}]"
     return "\n".join(f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls)
 
 

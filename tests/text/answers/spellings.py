@@ -193,6 +193,109 @@ def gpt_oss(answer: Answer) -> str:
     return "<|end|><|start|>assistant".join(messages) + ("<|call|>" if answer.calls else "")
 
 
+def _framed(begin: str, end: str, *, layout: tuple[str, str] = ("", "")) -> Callable[[Answer], str]:
+    """Thinking between these, and around the text behind it such tags."""
+
+    def spell(answer: Answer) -> str:
+        thought = f"{begin}{answer.thought}{end}" if answer.thought else ""
+        framed = layout[0] and answer.said[:1].strip()  # white space beside a tag is of it
+        said = f"{layout[0]}{answer.said}{layout[1]}" if framed else answer.said
+        return thought + said
+
+    return spell
+
+
+def _behind(write: Callable[[Answer], str], before: Callable[[Answer], str] = think) -> Callable[[Answer], str]:
+    """Calls behind the text."""
+    if before is think:
+        return lambda answer: think(answer) + answer.said + (write(answer) if answer.calls else "")
+    return lambda answer: before(answer) + (write(answer) if answer.calls else "")
+
+
+def _listed(name: str = "name", member: str = "arguments") -> Callable[[Answer], str]:
+    def spell(answer: Answer) -> str:
+        calls = (f'{{"{name}": "{call}", "{member}": {text}}}' for call, text in answer.calls)
+        return f"[{', '.join(calls)}]"
+
+    return spell
+
+
+def _cohere(answer: Answer) -> str:
+    calls = enumerate(answer.calls)
+    listed = (f'{{"tool_call_id": "{i}", "tool_name": "{name}", "parameters": {text}}}' for i, (name, text) in calls)
+    inside = ",\n    ".join(listed)
+    return f"<|START_ACTION|>[\n    {inside}\n]<|END_ACTION|>"
+
+
+def _solar(answer: Answer) -> str:
+    calls = (
+        f"<|tool_call:begin|>id{i}<|tool_call:name|>{name}<|tool_call:args|>{text}<|tool_call:end|>"
+        for i, (name, text) in enumerate(answer.calls)
+    )
+    return f"<|begin|>assistant<|tool_calls|>{''.join(calls)}<|calls|>"
+
+
+def _solar_before(answer: Answer) -> str:
+    thought = f"<|think|>{answer.thought}<|end|><|begin|>assistant" if answer.thought else ""
+    said = f"<|content|>{answer.said}<|end|>" if answer.said[:1].strip() else answer.said
+    return thought + said
+
+
+def _dsml(outer: str) -> Callable[[Answer], str]:
+    def one(name: str, text: str) -> str:
+        inside = "".join(
+            f'<｜DSML｜parameter name="{key}" string="{str(isinstance(value, str)).lower()}">{_raw(value)}'
+            "</｜DSML｜parameter>\n"
+            for key, value in json.loads(text).items()
+        )
+        return f'<｜DSML｜invoke name="{name}">\n{inside}</｜DSML｜invoke>\n'
+
+    def spell(answer: Answer) -> str:
+        calls = "".join(one(name, text) for name, text in answer.calls)
+        return f"<｜DSML｜{outer}>\n{calls}</｜DSML｜{outer}>"
+
+    return spell
+
+
+def _hy3(suffix: str) -> Callable[[Answer], str]:
+    def one(name: str, text: str) -> str:
+        pairs = (
+            f"<arg_key{suffix}>{key}</arg_key{suffix}>\n<arg_value{suffix}>{_raw(value)}</arg_value{suffix}>\n"
+            for key, value in json.loads(text).items()
+        )
+        return f"<tool_call{suffix}>{name}<tool_sep{suffix}>\n{''.join(pairs)}</tool_call{suffix}>\n"
+
+    def spell(answer: Answer) -> str:
+        calls = "".join(one(name, text) for name, text in answer.calls)
+        return f"<tool_calls{suffix}>\n{calls}</tool_calls{suffix}>"
+
+    return spell
+
+
+def _longcat_tags(answer: Answer) -> str:
+    def one(name: str, text: str) -> str:
+        pairs = (
+            f"<longcat_arg_key>{key}</longcat_arg_key>\n<longcat_arg_value>{_raw(value)}</longcat_arg_value>\n"
+            for key, value in json.loads(text).items()
+        )
+        return f"<longcat_tool_call>{name}\n{''.join(pairs)}</longcat_tool_call>"
+
+    return "\n".join(one(name, text) for name, text in answer.calls)
+
+
+def _each(begin: str, end: str, member: str = "arguments") -> Callable[[Answer], str]:
+    return lambda answer: "\n".join(f"{begin}{_object(name, text, member)}{end}" for name, text in answer.calls)
+
+
+def _olmo(answer: Answer) -> str:
+    calls = (
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in json.loads(text).items())})"
+        for name, text in answer.calls
+    )
+    lines = "\n".join(calls)
+    return f"<function_calls>\n{lines}\n</function_calls>"
+
+
 class Spelling(NamedTuple):
     formats: AnswerFormats
     spell: Callable[[Answer], str]
@@ -224,4 +327,63 @@ SPELLINGS = {
     "kimi_k2": Spelling(AnswerFormats("kimi_k2", "think"), kimi),
     "hunyuan": Spelling(AnswerFormats("hunyuan", "think"), hunyuan),
     "gpt_oss": Spelling(AnswerFormats("gpt_oss", "gpt_oss"), gpt_oss),
+    "granite": Spelling(
+        AnswerFormats("granite", "granite"),
+        _behind(
+            lambda answer: f"<|tool_call|>{_listed()(answer)}",
+            _framed("Here is my thought process:\n\n", "\n\nHere is my response:\n\n"),
+        ),
+    ),
+    "cohere": Spelling(
+        AnswerFormats("cohere", "cohere"),
+        _behind(
+            _cohere,
+            _framed("<|START_THINKING|>", "<|END_THINKING|>", layout=("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+        ),
+    ),
+    "command_r": Spelling(
+        AnswerFormats("command_r", "think"),
+        _behind(lambda answer: f"Action: ```json\n{_listed('tool_name', 'parameters')(answer)}\n```"),
+    ),
+    "internlm": Spelling(
+        AnswerFormats("internlm", "think"),
+        _behind(_each("<|action_start|><|plugin|>\n", "<|action_end|>", "parameters")),
+    ),
+    "phi4_mini": Spelling(AnswerFormats("phi4_mini", "think"), _behind(lambda answer: f"functools{_listed()(answer)}")),
+    "longcat": Spelling(
+        AnswerFormats("longcat", "longcat"),
+        _behind(
+            _each("<longcat_tool_call>\n", "\n</longcat_tool_call>"),
+            _framed("<longcat_think>\n", "\n</longcat_think>\n"),
+        ),
+    ),
+    "longcat_tags": Spelling(AnswerFormats("longcat", "think"), _behind(_longcat_tags), copies=False),
+    "solar_open": Spelling(AnswerFormats("solar_open", "solar_open"), _behind(_solar, _solar_before)),
+    "deepseek_v32": Spelling(AnswerFormats("deepseek_v32", "think"), _behind(_dsml("function_calls")), copies=False),
+    "deepseek_v4": Spelling(AnswerFormats("deepseek_v4", "think"), _behind(_dsml("tool_calls")), copies=False),
+    "hy_v3": Spelling(AnswerFormats("hy_v3", "think"), _behind(_hy3("")), copies=False),
+    "hy_v3_opensource": Spelling(
+        AnswerFormats("hy_v3_opensource", "hy_v3_opensource"),
+        _behind(_hy3(":opensource"), _framed("<think:opensource>", "</think:opensource>")),
+        copies=False,
+    ),
+    "olmo3": Spelling(AnswerFormats("olmo3", "think"), _behind(_olmo), copies=False),
+    "xlam": Spelling(
+        AnswerFormats("xlam", "think"),
+        _behind(lambda answer: f"```json\n{_listed()(answer)}\n```" if answer.said else _listed()(answer)),
+    ),
+    "ernie45": Spelling(
+        AnswerFormats("hermes", "ernie45"),
+        _behind(
+            _each("<tool_call>\n", "\n</tool_call>"),
+            _framed("<think>\n", "\n</think>\n\n", layout=("<response>\n", "\n</response>")),
+        ),
+    ),
+    "hunyuan_answer": Spelling(
+        AnswerFormats("hunyuan", "hunyuan"),
+        _behind(
+            lambda answer: f"<tool_calls>{_listed()(answer)}</tool_calls>",
+            _framed("<think>\n", "\n</think>\n", layout=("<answer>\n", "\n</answer>")),
+        ),
+    ),
 }

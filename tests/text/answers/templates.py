@@ -232,6 +232,99 @@ GEMMA4 = (
     f"{_OPEN}<|turn>model\n{{% if not enable_thinking %}}<|channel>thought\n<channel|>{{% endif %}}{{% endif %}}"
 )
 
+# Command A: an action is a list with names of its own; what is said has a frame.
+COHERE = (
+    "{% if tools %}<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>{{ tools | tojson }}<|END_OF_TURN_TOKEN|>{% endif %}"
+    "{% for m in messages %}<|START_OF_TURN_TOKEN|>{% if m.role == 'assistant' %}<|CHATBOT_TOKEN|>"
+    "{% if m.reasoning_content %}<|START_THINKING|>{{ m.reasoning_content }}<|END_THINKING|>{% endif %}"
+    "{% if m.tool_calls %}<|START_ACTION|>[\n{% for c in m.tool_calls %}    "
+    '{"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ c.function.name }}", "parameters": '
+    "{{ c.function.arguments | tojson }}}{{ '' if loop.last else ',' }}\n{% endfor %}]<|END_ACTION|>"
+    "{% else %}<|START_RESPONSE|>{{ m.content }}<|END_RESPONSE|>{% endif %}"
+    "{% elif m.role == 'tool' %}<|SYSTEM_TOKEN|><|START_TOOL_RESULT|>{{ m.content }}<|END_TOOL_RESULT|>"
+    "{% else %}<|USER_TOKEN|>{{ m.content }}{% endif %}<|END_OF_TURN_TOKEN|>{% endfor %}"
+    f"{_OPEN}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{{% endif %}}"
+)
+COMMAND_R = _chatml(
+    "Action: NAME",
+    "{% if m.tool_calls %}Action: ```json\n[{% for c in m.tool_calls %}"
+    '{"tool_name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'
+    "{{ '' if loop.last else ', ' }}{% endfor %}]\n```{% endif %}",
+)
+
+# Granite 3: a list behind a marker; a variable turns on thinking between sentences.
+_ASKS_TO_THINK = "Write your thoughts after 'Here is my thought process:', and 'Here is my response:' behind them."
+GRANITE = _chatml(
+    "<|tool_call|>[NAME]",
+    "{% if m.tool_calls %}<|tool_call|>["
+    + _EACH
+    + _JSON % "arguments"
+    + "{{ ', ' if not loop.last else '' }}{% endfor %}]{% endif %}",
+).replace("{% for m", f"{{% if thinking %}}{_ASKS_TO_THINK}{{% endif %}}{{% for m", 1)
+
+# Hy3: tags with a suffix, a section around all calls, thinking that begins in the prompt.
+_HY3 = (
+    "{% if tools %}<｜hy_System｜>{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.role == 'assistant' %}"
+    "<｜hy_Assistant｜><thinkS>{{ m.reasoning_content or '' }}</thinkS>{{ m.content or '' }}{% if m.tool_calls %}"
+    "<tool_callsS>\n{% for c in m.tool_calls %}<tool_callS>{{ c.function.name }}<tool_sepS>\n"
+    "{% for k, v in c.function.arguments.items() %}<arg_keyS>{{ k }}</arg_keyS>\n"
+    "<arg_valueS>{{ v if v is string else v | tojson }}</arg_valueS>\n{% endfor %}</tool_callS>\n{% endfor %}"
+    "</tool_callsS>{% endif %}<｜hy_eos｜>{% elif m.role == 'tool' %}<tool_responses>{{ m.content }}</tool_responses>"
+    "{% else %}<｜hy_User｜>{{ m.content }}{% endif %}{% endfor %}"
+    f"{_OPEN}<｜hy_Assistant｜><thinkS>{{% endif %}}"
+)
+HY3, HY3_OPENSOURCE = _HY3.replace("S>", ">"), _HY3.replace("S>", ":opensource>")
+
+# Solar Open: a message of its own for thinking, words and calls.
+SOLAR = (
+    "{% if tools %}<|begin|>system<|content|>{{ tools | tojson }}<|end|>{% endif %}{% for m in messages %}"
+    "{% if m.role == 'assistant' %}"
+    "{% if m.reasoning_content %}<|begin|>assistant<|think|>{{ m.reasoning_content }}<|end|>{% endif %}"
+    "{% if m.content or not m.tool_calls %}<|begin|>assistant<|content|>{{ m.content }}<|end|>{% endif %}"
+    "{% if m.tool_calls %}<|begin|>assistant<|tool_calls|>{% for c in m.tool_calls %}<|tool_call:begin|>{{ c.id }}"
+    "<|tool_call:name|>{{ c.function.name }}<|tool_call:args|>{{ c.function.arguments | tojson }}<|tool_call:end|>"
+    "{% endfor %}<|calls|>{% endif %}{% else %}<|begin|>{{ m.role }}<|content|>{{ m.content }}<|end|>{% endif %}"
+    f"{{% endfor %}}{_OPEN}<|begin|>assistant{{% endif %}}"
+)
+
+# OLMo 3: Python, a line each. DeepSeek V3.2 and V4: values that say whether they are texts. ERNIE: a framed answer.
+OLMO3 = _chatml(
+    "<function_calls>NAME()</function_calls>",
+    "{% if m.tool_calls %}<function_calls>{% for c in m.tool_calls %}{{ c.function.name }}("
+    "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v | tojson }}{{ '' if loop.last else ', ' }}{% endfor %})"
+    "{{ '' if loop.last else '\\n' }}{% endfor %}</function_calls>{% endif %}",
+    _KEPT,
+)
+_DSML = _chatml(
+    "<｜DSML｜OUTER>NAME</｜DSML｜OUTER>",
+    '{% if m.tool_calls %}<｜DSML｜OUTER>\n{% for c in m.tool_calls %}<｜DSML｜invoke name="{{ c.function.name }}">\n'
+    '{% for k, v in c.function.arguments.items() %}<｜DSML｜parameter name="{{ k }}" string="'
+    "{{ 'true' if v is string else 'false' }}\">{{ v if v is string else v | tojson }}</｜DSML｜parameter>\n"
+    "{% endfor %}</｜DSML｜invoke>\n{% endfor %}</｜DSML｜OUTER>{% endif %}",
+    _KEPT,
+)
+DSML_V32, DSML_V4 = _DSML.replace("OUTER", "function_calls"), _DSML.replace("OUTER", "tool_calls")
+_FRAMED = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n<FRAME>\n{% endif %}"
+ERNIE = _chatml("NAME", _HERMES, _FRAMED.replace("FRAME", "response"))
+HUNYUAN_ANSWER = HUNYUAN.replace(
+    "{{ m.content or '' }}{% if m.tool_calls %}", _FRAMED.replace("FRAME", "answer") + "{{ m.content or '' }}"
+    "{% if m.tool_calls %}",
+)  # fmt: skip
+LONGCAT = (
+    _chatml("NAME", _HERMES, _KEPT).replace("tool_call>", "longcat_tool_call>").replace("think>", "longcat_think>")
+)
+INTERNLM = _chatml("NAME", _EACH + "<|action_start|><|plugin|>\n" + _JSON % "parameters" + "<|action_end|>{% endfor %}")
+PHI4_MINI = QWEN25[QWEN25.index("{% for m") :].replace(
+    "<|im_start|>", "{% if loop.first and tools %}<|tool|>{{ tools | tojson }}<|/tool|>{% endif %}<|im_start|>", 1
+).replace(_HERMES, "")  # fmt: skip
+XLAM = _chatml(
+    "NAME",
+    "{% if m.tool_calls %}["
+    + _EACH
+    + _JSON % "arguments"
+    + "{{ ', ' if not loop.last else '' }}{% endfor %}]{% endif %}",
+)
+
 # DeepSeek V3.1 as it is published: nothing of tools, and calls in a form of its own.
 DEEPSEEK_V31_ALONE = DEEPSEEK_V31.removeprefix(_TOLD)
 # Calls are shown, results are not: such a history can be shown in text alone.
@@ -283,5 +376,20 @@ MANNERS = {
     "Hunyuan": Manner(HUNYUAN, "hunyuan", "think", frozenset({"enable_thinking"})),
     "LFM 2": Manner(LFM2, "lfm2", hidden=True),
     "LFM 2.5": Manner(LFM25, "lfm2"),
+    "Command A": Manner(COHERE, "cohere", "cohere"),
+    "Command R": Manner(COMMAND_R, "command_r"),
+    "Granite 3": Manner(GRANITE, "granite", "granite", frozenset({"thinking"})),
+    "Hy3": Manner(HY3, "hy_v3", "think", opens=True),
+    "Hy3 as published": Manner(HY3_OPENSOURCE, "hy_v3_opensource", "hy_v3_opensource", opens=True),
+    "Solar Open": Manner(SOLAR, "solar_open", "solar_open"),
+    "OLMo 3": Manner(OLMO3, "olmo3", "think"),
+    "DeepSeek V3.2": Manner(DSML_V32, "deepseek_v32", "think"),
+    "DeepSeek V4": Manner(DSML_V4, "deepseek_v4", "think"),
+    "ERNIE 4.5": Manner(ERNIE, "hermes", "ernie45"),
+    "Hunyuan with a frame": Manner(HUNYUAN_ANSWER, "hunyuan", "hunyuan", frozenset({"enable_thinking"})),
+    "LongCat": Manner(LONGCAT, "longcat", "longcat"),
+    "InternLM": Manner(INTERNLM, "internlm"),
+    "Phi-4 mini": Manner(PHI4_MINI, "phi4_mini", hidden=True),
+    "xLAM": Manner(XLAM, "xlam"),
     "gpt-oss": Manner(GPT_OSS, "gpt_oss", "gpt_oss", frozenset({"reasoning_effort"}), one_call=True),
 }

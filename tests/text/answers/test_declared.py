@@ -263,6 +263,10 @@ LANGUAGE: list[tuple[str, dict[str, Any], str]] = [
     ("lookahead", spec_of({"open": "<t>", "close_pattern": r"(?=<t>|<end>)|$", "content": "json",
                            "transform": {"function": "{content}"}}),
      '<t>{"name": "stop", "arguments": {}}<t>{"name": "find", "arguments": {"limit": 1}}<end>'),
+    ("marks within marks", spec_of({"open": "<t>", "close": "</t>", "content": "json",
+                                    "transform": {"function": "{content}"}},
+                                   thinking={"open": "<<t>>", "close": "<</t>>"}),
+     '<<t>>hm<</t>><t>{"name": "find", "arguments": {"limit": 3}}</t>'),
 ]  # fmt: skip
 
 
@@ -296,12 +300,20 @@ def test_declared_text_that_only_resembles_a_call_stays_text(text: str) -> None:
             assert ours(spec, pieces) == Message(text)
 
 
-def test_declared_arguments_are_copied_character_for_character() -> None:
-    text = '<t>{"name": "find", "arguments": {"query":"\\u00e9\\/",  "limit": 1.50e0 }}</t>'
-    reader = reader_for(AnswerFormats("declared", None, declared=_declared(json.dumps(LANGUAGE[0][1]))), TOOLS)
-    parts = reader.push(text) + reader.finish()
-    arguments = "".join(part.text for part in parts if isinstance(part, CallArguments))
-    assert arguments == '{"query":"\\u00e9\\/",  "limit": 1.50e0 }'
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, '<t>{"name": "find", "arguments": ARGUMENTS}</t>'),
+        (2, '<t>{"with": ARGUMENTS, "tool": {"id": "find"}}</t>'),
+        (4, "<|channel|>commentary to=functions.find<|message|>ARGUMENTS<|call|>"),
+        (13, "<t>ARGUMENTS</t for=find>"),
+    ],
+)
+def test_declared_arguments_are_copied_character_for_character(number: int, text: str) -> None:
+    wanted = '{"query":"\\u00e9\\/",  "limit": 1.50e0 }'
+    reader = reader_for(AnswerFormats("declared", None, declared=_declared(json.dumps(LANGUAGE[number][1]))), TOOLS)
+    parts = reader.push(text.replace("ARGUMENTS", wanted)) + reader.finish()
+    assert "".join(part.text for part in parts if isinstance(part, CallArguments)) == wanted
 
 
 def test_declared_answer_without_tools_or_with_thinking_said_keeps_its_text() -> None:

@@ -14,7 +14,7 @@ from forebay.text.answers.reading import AnswerFormats, reader_for
 from tests.text.answers.spellings import ANSWERS, SPELLINGS, TOOLS, Answer, Spelling
 
 TAGGED = {name: spelling for name, spelling in SPELLINGS.items() if spelling.formats.thinking in THINK_TAGS}
-MARKED = {name: each for name, each in TAGGED.items() if name not in ("llama3_json", "pythonic")}
+MARKED = {name: each for name, each in TAGGED.items() if name not in ("llama3_json", "pythonic", "xlam")}
 CALLED = Answer("", "I look.", (("search", '{"query": "x", "limit": 3}'), ("get_weather", '{"city": "Oslo"}')))
 
 
@@ -71,6 +71,8 @@ def test_a_mark_in_the_thinking_that_no_call_follows_is_thought(name: str) -> No
         thought = f"I could write {mark} here, but do not."
         text = spelling.spell(Answer("No.", thought))
         assert _at_every_cut(spelling.formats, text) == ("No.", thought, [])
+    if len(THINK_TAGS[spelling.formats.thinking or ""].ends) > 1:
+        return  # the head of the next message ends the thinking
     foreign = spelling.spell(Answer("No.", "As in X.", (("unknown_tool", '{"a": 1}'),)))
     told = THINK_TAGS[spelling.formats.thinking or ""].closes
     inside = foreign.replace(told, "", 1) + told

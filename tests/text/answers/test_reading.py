@@ -16,7 +16,7 @@ from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part
 from forebay.text.answers.reading import AnswerFormats, reader_for
 from tests.text.answers.spellings import ANSWERS, SPELLINGS, TOOLS, Answer, Spelling
 
-MARKER_BEGUN = re.compile(r"\s*[<\[][^<\[]*$")
+MARKER_BEGUN = re.compile(r"\s*(?:[<\[][^<\[]*|H(?:e(?:r(?:e(?: [^.]*)?)?)?)?)$")
 every_format = pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
 
 
@@ -115,6 +115,19 @@ NO_CALLS = {
     "deepseek_v31": ["<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a b<｜tool▁sep｜>{}"],
     "kimi_k2": ["<|tool_calls_section_begin|><|tool_call_begin|> <|tool_call_argument_begin|>{}"],
     "hunyuan": ["<tool_calls>", "<tool_calls>[none]</tool_calls>", '<tool_calls>[{"a": 1}]</tool_calls>'],
+    "granite": ["<|tool_call|>", "<|tool_call|>[1]", "<function_call>{}", "Here is my thought"],
+    "cohere": ["<|START_ACTION|>[]<|END_ACTION|>", "<|START_ACTION|>none", '<|START_ACTION|>[{"name": "f"}]'],
+    "command_r": ["Action: none", "Action: ```json\n[1]\n```", "```json\n{}\n```"],
+    "internlm": ["<|action_start|><|plugin|>none", "<|action_start|>", "<|action_end|>"],
+    "phi4_mini": ["import functools", "functools[0]", "functools[]", 'functools{"name": "f"}'],
+    "longcat": ["<longcat_tool_call>two words\n<longcat_arg_key>", "<longcat_tool_call>[]"],
+    "solar_open": ["<|tool_calls|>none", "<|tool_call:begin|>id<|tool_call:args|>{}"],
+    "deepseek_v32": ["<｜DSML｜function_calls>\n<｜DSML｜invoke>", '<｜DSML｜invoke name="other">'],
+    "deepseek_v4": ["<｜DSML｜tool_calls>", '<｜DSML｜tool_calls><｜DSML｜invoke name="a b">'],
+    "hy_v3": ["<tool_calls>\n</tool_calls>", "<tool_calls><tool_call>two words<tool_sep>", "<tool_call>f<tool_sep>"],
+    "hy_v3_opensource": ["<tool_calls:opensource>none", "<tool_calls><tool_call>f<tool_sep></tool_call>"],
+    "olmo3": ["<function_calls>\n</function_calls>", "<function_calls>no call</function_calls>", "f(a=1)"],
+    "xlam": ["[1, 2]", '[{"name": "Bob", "age": 3}]', '```json\n{"name": "Bob", "arguments": {}}\n```', "[", "```"],
     "gpt_oss": ["no channels at all", "<|channel|>final", "<|channel|>" + "y" * 600],
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -179,7 +180,143 @@ HUNYUAN: list[tuple[str, str, Calls]] = [
     ),
     ('<tool_calls>\n[\n  {"arguments": {}, "name": "search"}\n]\n</tool_calls>', "", [("search", {})]),
 ]
+GRANITE: list[tuple[str, str, Calls]] = [
+    (
+        'I look.\n<|tool_call|> [\n  {"name": "weather", "arguments": {"city": "Dallas"}},\n'
+        '  {"arguments": {"limit": 3}, "name": "search"}\n]\nSo.',
+        "I look.\n\nSo.",
+        [("weather", {"city": "Dallas"}), ("search", {"limit": 3})],
+    ),
+    (
+        '<tool_call> [{"name": "search", "arguments": {"query": "C:\\\\a \\"x\\" \\n"}}]',
+        "",
+        [("search", {"query": 'C:\\a "x" \n'})],
+    ),
+    ('<function_call> {"name": "search", "arguments": {}}', "", [("search", {})]),
+    ('Some [{"name": "search"}]', 'Some [{"name": "search"}]', []),
+]
+COHERE: list[tuple[str, str, Calls]] = [
+    (
+        '<|START_ACTION|>\n[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Dallas"}},\n'
+        '    {"tool_call_id": "1", "tool_name": "search", "parameters": {"limit": 42}}\n]\n<|END_ACTION|>',
+        "",
+        [("weather", {"city": "Dallas"}), ("search", {"limit": 42})],
+    ),
+    ("<|START_RESPONSE|>foo: 🌈<|END_RESPONSE|>", "foo: 🌈", []),
+]
+COMMAND_R: list[tuple[str, str, Calls]] = [
+    (
+        'Plan.\nAction: ```json\n[\n    {\n        "tool_name": "search",\n        "parameters": {\n            '
+        '"query": "x"\n        }\n    }\n]```',
+        "Plan.\n",
+        [("search", {"query": "x"})],
+    ),
+]
+OLMO3: list[tuple[str, str, Calls]] = [
+    (
+        "<function_calls>weather(city='Dallas', state='TX')\nsearch()\narea(size={}, digits=2)</function_calls>",
+        "",
+        [("weather", DALLAS), ("search", {}), ("area", {"size": {}, "digits": 2})],
+    ),
+    (
+        "I look.<function_calls>search(query='Martha\\'s \\\"x\\\"', limit=null, deep=[true, None])</function_calls>",
+        "I look.",
+        [("search", {"query": 'Martha\'s "x"', "limit": None, "deep": [True, None]})],
+    ),
+]
+PHI4: list[tuple[str, str, Calls]] = [
+    (
+        'Let me check.\nfunctools[{"name": "search", "arguments": {"query": "x", "limit": 1}}]\nMore?',
+        "Let me check.\n\nMore?",
+        [("search", {"query": "x", "limit": 1})],
+    ),
+    (
+        'functools[\n  {"name": "weather", "arguments": {"city": "Tokyo 🎉"}},\n'
+        '  {"name": "search", "arguments": {}}\n]',
+        "",
+        [("weather", {"city": "Tokyo 🎉"}), ("search", {})],
+    ),
+    ("functools[] This is just text", "functools[] This is just text", []),
+    ('functools{"name": "search"}', 'functools{"name": "search"}', []),
+]
+XLAM: list[tuple[str, str, Calls]] = [
+    (
+        '[{"name": "weather", "arguments": {"city": "Dallas", "state": "TX"}}, {"name": "search", "arguments": {}}]',
+        "",
+        [("weather", DALLAS), ("search", {})],
+    ),
+    (
+        'I\'ll help.\n```json\n[{"name": "search", "arguments": {"limit": 1}}]\n```',
+        "I'll help.\n",
+        [("search", {"limit": 1})],
+    ),
+    ('I check.[TOOL_CALLS][{"name": "search", "arguments": {}}]', "I check.", [("search", {})]),
+    ('I check.<tool_call>[{"name": "search", "arguments": {}}]</tool_call>', "I check.", [("search", {})]),
+    ('See [{"name": "Bob"}] and [1]', 'See [{"name": "Bob"}] and [1]', []),
+]
+HY3: list[tuple[str, str, Calls]] = [
+    ("<tool_calls><tool_call>search<tool_sep></tool_call></tool_calls>", "", [("search", {})]),
+    (
+        "Checking.<tool_calls>\n<tool_call>weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Dallas</arg_value>\n"
+        "<arg_key>state</arg_key>\n<arg_value>TX</arg_value>\n</tool_call>\n<tool_call>search<tool_sep><arg_key>limit"
+        "</arg_key><arg_value>3</arg_value></tool_call>\n</tool_calls>",
+        "Checking.",
+        [("weather", DALLAS), ("search", {"limit": 3})],
+    ),
+]
+DSML: list[tuple[str, str, Calls]] = [
+    (
+        'Let me check. <｜DSML｜tool_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" '
+        'string="true">杭州</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="search">\n'
+        '<｜DSML｜parameter name="limit" string="false">3</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="query" string="true">5</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+        "Let me check. ",
+        [("weather", {"city": "杭州"}), ("search", {"limit": 3, "query": "5"})],
+    ),
+]
+SOLAR: list[tuple[str, str, Calls]] = [
+    (
+        "<|content|>Let me check.\n<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>0<|tool_call:name|>weather"
+        '<|tool_call:args|>{"city":"Paris"}<|tool_call:end|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>search'
+        "<|tool_call:args|>{}<|tool_call:end|><|calls|>",
+        "Let me check.\n",
+        [("weather", {"city": "Paris"}), ("search", {})],
+    ),
+    ("<|content|>If a < b, use {x} or [y].\n", "If a < b, use {x} or [y].\n", []),
+]
+INTERNLM: list[tuple[str, str, Calls]] = [
+    (
+        '(3+5)*2 =<|action_start|><|plugin|>\n{"name": "search", "parameters": {"limit": 8}}<|action_end|>',
+        "(3+5)*2 =",
+        [("search", {"limit": 8})],
+    ),
+]
+LONGCAT: list[tuple[str, str, Calls]] = [
+    (
+        "Let me help.\n<longcat_tool_call>search\n<longcat_arg_key>query</longcat_arg_key>\n<longcat_arg_value>"
+        "value1</longcat_arg_value>\n</longcat_tool_call>",
+        "Let me help.\n",
+        [("search", {"query": "value1"})],
+    ),
+    ('<longcat_tool_call>\n{"name": "search", "arguments": {}}\n</longcat_tool_call>', "", [("search", {})]),
+]
 RECORDED = {
+    "granite": GRANITE,
+    "cohere": COHERE,
+    "command_r": COMMAND_R,
+    "olmo3": OLMO3,
+    "phi4_mini": PHI4,
+    "xlam": XLAM,
+    "hy_v3": HY3,
+    "hy_v3_opensource": [
+        (re.sub(r"(</?(?:tool|arg)_[a-z]+)>", r"\1:opensource>", text), said, calls) for text, said, calls in HY3
+    ],
+    "deepseek_v4": DSML,
+    "deepseek_v32": [(text.replace("tool_calls>", "function_calls>"), said, calls) for text, said, calls in DSML],
+    "solar_open": SOLAR,
+    "internlm": INTERNLM,
+    "longcat": LONGCAT,
     "qwen3_coder": QWEN3_CODER,
     "glm45": GLM45,
     "minimax_m2": MINIMAX_M2,

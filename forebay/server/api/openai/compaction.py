@@ -129,7 +129,7 @@ class CompactDialect(CompactionDialect):
 
 
 def sealing(seals: Seals, tenant: Tenant) -> Callable[[str], str]:
-    """Return what makes a summary's `encrypted_content`. Raises InvalidRequest if nothing can be sealed."""
+    """Return what makes a summary's `encrypted_content`. Raises HttpError 501 if nothing can be sealed."""
     seals.check_available()
     return lambda summary: seals.seal(tenant, msgspec.json.encode(_Summary(summary)), time.time())
 
@@ -141,7 +141,7 @@ def is_triggered(items: Sequence[Item]) -> bool:
 
 def expanded(seals: Seals, tenant: Tenant, items: Sequence[Item]) -> list[Item]:
     """Return the items with their summaries. Before the last one only messages of the user and of the system stay.
-    Raises InvalidRequest that names an item which cannot be opened."""
+    Raises InvalidRequest that names an item which cannot be opened, and HttpError 501."""
     last = max((place for place, item in enumerate(items) if isinstance(item, CompactionItem)), default=-1)
     kept = [item for place, item in enumerate(items) if place >= last or _stays(item)]
     return [_opened(seals, tenant, item) if isinstance(item, CompactionItem) else item for item in kept]

@@ -32,7 +32,7 @@ class Seals:
 
     def seal(self, tenant: Tenant, content: bytes, now: float) -> str:
         """Return a text that `opened` takes back until `LIFETIME_S` are over; `now` is in seconds since 1970. Raises
-        InvalidRequest if the package is missing, and HttpError 413 for a content of more than `MAX_BYTES`."""
+        HttpError 501 if the package is missing, and 413 for a content of more than `MAX_BYTES`."""
         if len(content) > MAX_BYTES:
             what = f"the summary has {len(content)} bytes; at most {MAX_BYTES} are sealed"
             raise HttpError(413, what, code="seal_too_large")
@@ -59,7 +59,7 @@ class Seals:
         return opened
 
     def check_available(self) -> None:
-        """Raise InvalidRequest (`compaction_unavailable`) if the package is missing."""
+        """Raise HttpError 501 if nothing can be sealed."""
         _aead()
 
     def _cipher(self, tenant: Tenant) -> Any:
@@ -94,7 +94,7 @@ def _aead() -> Any:
         from cryptography.hazmat.primitives.ciphers import aead
     except ImportError:
         what = "compaction needs the package cryptography on this server: pip install 'forebay[compaction]'"
-        raise InvalidRequest(what, code="compaction_unavailable") from None
+        raise HttpError(501, what, code="compaction_unavailable", type="server_error") from None
     return aead
 
 
