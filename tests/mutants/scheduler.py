@@ -171,7 +171,7 @@ SCHEDULER = (
     Mutant(
         "C27 what is admitted has room beside the growth of those that run",
         "scheduler/admission.py",
-        "        reserve = 0 if self._alone else self._promised + more\n",
+        "        reserve = 0 if self._alone else self._promised + kept + more\n",
         "        reserve = 0\n",
         "scheduler/test_fairness.py::test_nobody_starts_without_room_for_what_the_others_will_need",
     ),
