@@ -346,6 +346,15 @@ def test_report_says_what_sleep_does_with_weights(changes: dict[str, Any], row: 
     assert start_report._of_memory_saver(report_config(**changes)) == ("memory", "memory saver", *row)
 
 
+def test_start_report_names_the_product_of_each_shape_and_its_reason() -> None:
+    ops: Any = SimpleNamespace(product_choices={})
+    assert start_report._of_products(ops) == []
+    ops.product_choices = {"bfloat16 9 x 40": SimpleNamespace(name="triton", why="cuBLASLt's bits differ")}
+    assert start_report._of_products(ops) == [
+        ("model", "products, bfloat16 9 x 40", "triton", "cuBLASLt's bits differ")
+    ]
+
+
 def test_report_says_why_kernels_are_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = SimpleNamespace(lacks="no AMX", simulated="")
     topology = SimpleNamespace(nodes=((0,),))
@@ -403,7 +412,7 @@ def test_report_of_a_start_is_planned_beside_allocated(monkeypatch: pytest.Monke
     line = SimpleNamespace(item="an item", value="a value", reason="a reason")
     budget: Any = SimpleNamespace(lines=[line], num_bytes={"kv": 8, "state": 0})
     packed: Any = SimpleNamespace(outcome=("hit", "why"))
-    ops: Any = SimpleNamespace(name="avx2", activation_bits=0)
+    ops: Any = SimpleNamespace(name="avx2", activation_bits=0, product_choices={})
     its: EngineConfig = report_config()
     rows = start_report.start_report(its, budget, model, runner, ops, (2.0, packed))
     assert [(section, item, value) for section, item, value, _ in rows[:-1]] == [

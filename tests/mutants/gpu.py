@@ -113,7 +113,7 @@ GPU: Final[tuple[Mutant, ...]] = (
         "C31 the sum of a product is not divided by the number of rows",
         _PRODUCTS,
         "    depth = depth_of(x.dtype, form)\n",
-        "    depth = depth_of(x.dtype, form) * (1 + (num_rows > 64))\n",
+        "    depth = depth_of(x.dtype, form) * (1 + (counts[0] > 64))\n",
         _ANY_ROWS,
     ),
     Mutant(

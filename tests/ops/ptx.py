@@ -30,6 +30,7 @@ class Code:
     matrix_units: dict[str, int]
     local_bytes: int  # of a thread, in memory instead of registers
     k_orders: list[str]  # in which matrix units take inputs
+    variants: int  # of the kernel that were compiled until then
 
 
 def compiled(arch: int, *names: str) -> dict[str, Code]:
@@ -56,7 +57,7 @@ def widths(ptx: str) -> Counter[int]:
     return found
 
 
-def _code(kernel: Any, cubin: Path) -> Code:
+def _code(kernel: Any, variants: int, cubin: Path) -> Code:
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -69,6 +70,7 @@ def _code(kernel: Any, cubin: Path) -> Code:
         loads=dict(widths(ptx)),
         matrix_units={unit: ptx.count(unit) for unit in units if unit in ptx},
         local_bytes=sum(int(size) for size in re.findall(r"(?:STACK|LOCAL):(\d+)", shown)),
+        variants=variants,
         k_orders=sorted(set(re.findall(r"kWidth = \d+", kernel.asm["ttgir"]))),
     )
 
@@ -109,6 +111,28 @@ def _experts(tokens: int) -> Case:
         )
         ids, x = torch.zeros(tokens, 2, dtype=torch.int64), torch.zeros(tokens, 256, dtype=torch.bfloat16)
         ops.fused_experts(x, ops.pack_experts(inner, outer), ids, torch.zeros(tokens, 2))
+
+    return Case("_product", call)
+
+
+def _every_tile() -> Case:
+    """What a first call compiles ahead on a GPU, of experts, and then such calls of several numbers of rows."""
+
+    def call(ops: Any) -> None:
+        import torch
+
+        from forebay.ops.triton import products
+
+        weights = [ops.pack_linear(torch.zeros(256, 256, dtype=torch.bfloat16)) for _ in range(2)]
+        experts = ops.pack_experts(weights, [ops.pack_linear(torch.zeros(256, 128, dtype=torch.bfloat16))] * 2)
+        x = torch.zeros(900, 256, dtype=torch.bfloat16)
+        starts = torch.zeros(3, dtype=torch.int32)
+        runs = products.Runs(starts, starts, 2, 64, x_rows=starts, x_shares=2)
+        products.compile_tiles(x, x, experts.gate_up_at, weights[0], runs)
+        for rows in (4, 40, 900):
+            block_rows = products.tile_of(rows, x.dtype, None, products.chip_of(x.device)).rows
+            runs = products.Runs(starts, starts, 2, block_rows, x_rows=starts, x_shares=2)
+            products.product(x, x, experts.gate_up_at, weights[0], rows, runs)
 
     return Case("_product", call)
 
@@ -175,6 +199,7 @@ CASES: dict[str, Case] = {
 } | {f"experts, {tokens} tokens": _experts(tokens) for tokens in (1, 900)}
 CASES |= {f"{kernel}, {tokens} tokens": _scan(kernel, tokens) for kernel in SCANS for tokens in (1, 300)}
 CASES["bytewise"] = _bytewise()
+CASES["every tile"] = _every_tile()
 
 
 def main(arch: int, *names: str) -> None:
@@ -198,8 +223,8 @@ def main(arch: int, *names: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             CASES[name].call(ops)
-            kernel = list(functions[CASES[name].kernel].device_caches[0][0].values())[-1]
-            found[name] = asdict(_code(kernel, Path(folder, "kernel.cubin")))
+            kernels = list(functions[CASES[name].kernel].device_caches[0][0].values())
+            found[name] = asdict(_code(kernels[-1], len(kernels), Path(folder, "kernel.cubin")))
     print(json.dumps(found))
 
 

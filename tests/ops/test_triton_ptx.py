@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
 from tests.ops.ptx import CASES, Code, compiled, widths
 
-PRODUCTS = [name for name, case in CASES.items() if case.kernel == "_product"]
+PRODUCTS = [name for name, case in CASES.items() if case.kernel == "_product" and name != "every tile"]
 SOME_PRODUCTS = [
     "dense, 300 rows",
     "int4 by 128, 1 rows",
@@ -49,6 +49,11 @@ def test_kernels_load_wide_pieces_and_products_fill_matrix_units_without_spills(
             _assert_wide(name, code)
             assert code.matrix_units.keys() == {"wgmma.mma_async"}, name
         assert code.local_bytes == 0, name
+
+
+@pytest.mark.slow
+def test_a_first_product_compiles_each_tile_ahead_and_others_nothing() -> None:
+    assert compiled(90, "every tile")["every tile"].variants == 4
 
 
 @pytest.mark.slow

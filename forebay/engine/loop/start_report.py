@@ -38,7 +38,7 @@ def start_report(
         *_of_adapters(config, model),
         *_of_encoder(runner),
         ("model", "kernels", ops.name, _why_kernels(config, ops)),
-        *(("model", f"products, {shape}", choice.name, choice.why) for shape, choice in ops.product_choices.items()),
+        *_of_products(ops),
         ("model", "decode graphs", runner.decode.captured.backend.name, _sizes_of_graphs(runner)),
         ("model", "load time", human_seconds(load_seconds), "until the first step could run"),
         ("model", "weights cache", *cache.outcome),
@@ -63,6 +63,10 @@ def _why_kernels(config: EngineConfig, ops: Ops) -> str:
     asked = f"{config.kernels} asked, {config.num_threads} threads{where}"
     rounding = f"inputs of codes rounded to {ops.activation_bits} bits" if ops.activation_bits else ""
     return "; ".join(filter(None, (asked, rounding, simulated, missing)))
+
+
+def _of_products(ops: Ops) -> Report:
+    return [("model", f"products, {shape}", choice.name, choice.why) for shape, choice in ops.product_choices.items()]
 
 
 def _of_draft_model(config: EngineConfig, runner: ModelRunner) -> Report:

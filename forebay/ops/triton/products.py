@@ -10,8 +10,9 @@ Shape letters: N and K a layer's outputs and inputs, G groups of rows with a wei
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 import triton
@@ -286,11 +287,44 @@ def product(x: Tensor, out: Tensor, addresses: Tensor, like: ProductWeight, num_
     form, chip = like.form, chip_of(x.device)
     tile = tile_of(num_rows if runs is None else runs.block_rows, x.dtype, form, chip)
     row_blocks = triton.cdiv(num_rows, tile.rows) if runs is None else len(runs.owners)
+    if x.is_cuda:
+        compile_tiles(x, out, addresses, like, runs)
+    args, options = _arguments(x, out, addresses, like, (num_rows, row_blocks), runs, tile)
+    _product[(row_blocks * triton.cdiv(like.out_features, tile.cols),)](*args, **options)
+
+
+_COMPILED: Final[set[Hashable]] = set()
+
+
+def compile_tiles(x: Tensor, out: Tensor, addresses: Tensor, like: ProductWeight, runs: Runs | None) -> None:
+    """Compile the kernel for every tile of such a weight, once: a first prompt then waits for no compiler."""
+    sizes = x.stride(0), like.out_features, like.in_features
+    parts = runs is None, runs is not None and runs.x_rows is None, like.minimums is None, like.bias is None
+    key = like.form, x.dtype, out.dtype, parts, tuple(size % 16 for size in sizes)
+    if key in _COMPILED:
+        return
+    _COMPILED.add(key)
+    for tile in tiles_of(x.dtype, like.form, chip_of(x.device)):
+        args, options = _arguments(x, out, addresses, like, (1 << 30, 1), runs, tile)
+        _product.warmup(*args, grid=(1,), **options)
+
+
+def _arguments(
+    x: Tensor,
+    out: Tensor,
+    addresses: Tensor,
+    like: ProductWeight,
+    counts: tuple[int, int],
+    runs: Runs | None,
+    tile: Tile,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The kernel's arguments for a tile, and its constants; `counts` are the rows and the blocks of rows."""
+    form, chip = like.form, chip_of(x.device)
     bits = 16 if form is None else form.bits
     low = LOW_BITS[bits]
     depth = depth_of(x.dtype, form)
     group = GROUP if form is None else form.group
-    _product[(row_blocks * triton.cdiv(like.out_features, tile.cols),)](
+    args = (
         x,
         None if runs is None else runs.x_rows,
         out,
@@ -298,34 +332,37 @@ def product(x: Tensor, out: Tensor, addresses: Tensor, like: ProductWeight, num_
         None if runs is None else runs.starts,
         None if runs is None else runs.owners,
         addresses,
-        num_rows,
+        counts[0],
         1 if runs is None else runs.x_shares,
-        row_blocks,
+        counts[1],
         x.stride(0),
         like.out_features,
         like.in_features,
         like.in_features // (32 // low if low >= 4 else 8 // low),
         like.in_features // 8 * (bits - low),
-        BITS=low,
-        HIGH=bits - low,
-        ZERO=0 if form is None else form.zero,
-        SPAN=group,
-        UNIT=unit_of(group, depth),
-        FACTORS=0 if form is None else form.factors,
-        LEVELS=0 if form is None else int(form.levels),
-        SCALES=0 if form is None else int(form.scales),
-        GROUPED=runs is not None,
-        BLOCK_BY_ROW=runs is not None and num_rows <= runs.num_groups,
-        HAS_X_ROWS=runs is not None and runs.x_rows is not None,
-        HAS_OUT_ROWS=runs is not None and runs.out_rows is not None,
-        HAS_MINIMUMS=like.minimums is not None,
-        HAS_BIAS=like.bias is not None,
-        ROWS=tile.rows,
-        COLS=tile.cols,
-        DEPTH=depth,
-        num_warps=tile.warps,
-        num_stages=stages_of(tile, depth, x.dtype, 8 * x.element_size() if form is None else bits, chip),
     )
+    options = {
+        "BITS": low,
+        "HIGH": bits - low,
+        "ZERO": 0 if form is None else form.zero,
+        "SPAN": group,
+        "UNIT": unit_of(group, depth),
+        "FACTORS": 0 if form is None else form.factors,
+        "LEVELS": 0 if form is None else int(form.levels),
+        "SCALES": 0 if form is None else int(form.scales),
+        "GROUPED": runs is not None,
+        "BLOCK_BY_ROW": runs is not None and counts[0] <= runs.num_groups,
+        "HAS_X_ROWS": runs is not None and runs.x_rows is not None,
+        "HAS_OUT_ROWS": runs is not None and runs.out_rows is not None,
+        "HAS_MINIMUMS": like.minimums is not None,
+        "HAS_BIAS": like.bias is not None,
+        "ROWS": tile.rows,
+        "COLS": tile.cols,
+        "DEPTH": depth,
+        "num_warps": tile.warps,
+        "num_stages": stages_of(tile, depth, x.dtype, 8 * x.element_size() if form is None else bits, chip),
+    }
+    return args, options
 
 
 def unit_of(span: int, depth: int) -> int:
