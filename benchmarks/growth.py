@@ -129,7 +129,7 @@ def step(engine: Scheduler, width: int = 1, accepts: bool = True) -> tuple[float
     sampled = result(engine, plan, accepts)
     committed = timed(partial(engine.commit, plan, sampled, 0.0))
     engine.take_updates()
-    engine.handoff.take_orders()
+    engine.handoff.tickets.take_orders()
     return planned, committed
 
 
@@ -263,7 +263,7 @@ def decode_role(repeats: int) -> Iterator[Row]:
         plans.append(time.thread_time() - began)
         assert plan is not None
         engine.commit(plan, result(engine, plan), 0.0)
-        offers += [order for order in engine.handoff.take_orders() if isinstance(order, Offer)]
+        offers += [order for order in engine.handoff.tickets.take_orders() if isinstance(order, Offer)]
     assert len(offers) == len(reqs)
     yield Row("decode role: plan, 1,024 pending come at once", RUNNING, plans)
     heard: list[float] = []

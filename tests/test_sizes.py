@@ -48,7 +48,6 @@ COMPLEX_FUNCTIONS: dict[str, int] = {
     "scheduler/admission.py:AdmissionPass._try": 18,
     "scheduler/admission.py:AdmissionPass.run": 16,
     "scheduler/audit.py:audit": 17,
-    "scheduler/prefill_role.py:PrefillRole._offered": 15,
     "scheduler/step_draft.py:StepDraft.freeze": 21,
     "server/api/core/serving.py:_count": 14,
     "text/answers/argument_types.py:_texts": 14,
@@ -68,9 +67,6 @@ LARGE_OBJECTS: dict[str, int] = {
     "ops/interface.py:Ops": 83,
     "ops/native/ops.py:NativeOps": 94,
     "ops/native/experts.py:NativeExpertOps": 34,
-    "scheduler/decode_role.py:DecodeRole": 41,
-    "scheduler/handoff.py:Role": 29,
-    "scheduler/prefill_role.py:PrefillRole": 38,
     "http/protocol.py:_BoundedHttpProtocol": 29,
     "text/tokenizer.py:Tokenizer": 26,
 }

@@ -8,31 +8,24 @@ events."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Final, Protocol
-
-import numpy as np
 
 from forebay.base.errors import EngineError, ForebayError, InvalidRequest, Unavailable
 from forebay.config.engine_config import DisaggregationOptions
-from forebay.memory.holding import footprint
-from forebay.memory.miss_reason import MissReason
-from forebay.memory.radix_node import MISSES
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
-from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
-from forebay.requests.transfers import Closed, Event, Order, Rendezvous, Span, Ticket, Withdraw
+from forebay.requests.transfers import Closed, Event, Rendezvous
 from forebay.requests.updates import Failure, FinishReason, Update
-from forebay.scheduler.memory.deferred import TransferSlots
 from forebay.scheduler.queues import Queues
+from forebay.scheduler.spare_places import SparePlaces
+from forebay.scheduler.tickets import OpenTicket, Tickets
 
 ABORTED: Final = Failure.of(EngineError("the request was aborted by its client", code="aborted"))
 ASLEEP: Final = Failure.of(
     Unavailable("one of the request's two servers sleeps, or takes other weights: send it again", code="peer_asleep")
 )
-_ASIDE: Final = 1 << 62  # no request's id
 LOST: Final = Failure.of(EngineError("the transfer ended before all had been written", code="transfer_lost"))
 
 
@@ -50,44 +43,6 @@ class Outputs(Protocol):
         """End the request, free what it holds, and record its last update."""
 
 
-@dataclass(slots=True, eq=False)
-class OpenTicket:
-    """A ticket of `req` (None: nobody here waits for it any more), to be settled by `deadline`. `named` are the places
-    in orders so far: until it `is_open`, as a fence is, somebody may read or write them. It is `whole` once these are
-    more than pages of KV."""
-
-    ticket: Ticket
-    req: Request | None
-    deadline: float = np.inf
-    settled: bool = False  # it has come to its end, well or not
-    named: list[Mapping[str, Span]] = field(default_factory=list)
-    whole: bool = False
-    is_open: bool = False
-
-    @property
-    def ended(self) -> bool:
-        return self.req is None
-
-
-@dataclass(frozen=True, slots=True)
-class _All:
-    """Open when all these tickets are closed."""
-
-    tickets: Sequence[OpenTicket]
-
-    @property
-    def is_open(self) -> bool:
-        return all(ticket.is_open for ticket in self.tickets)
-
-    @property
-    def whole(self) -> bool:
-        return True
-
-    @property
-    def ended(self) -> bool:
-        return all(ticket.ended for ticket in self.tickets)
-
-
 class Handoff:
     """The role of an engine that computes whole requests. What others do differently they say. With `wakes` a request
     wakes an engine that is asleep, so its other half waits, too."""
@@ -97,8 +52,7 @@ class Handoff:
     wakes = False
 
     def __init__(self) -> None:
-        self._tickets: dict[Ticket, OpenTicket] = {}  # those that are not closed
-        self._orders: list[Order] = []
+        self.tickets = Tickets()
 
     def bind(self, queues: Queues, outputs: Outputs) -> None:
         """Set the queues and outputs of the scheduler; to be called once, before anything else."""
@@ -157,52 +111,18 @@ class Handoff:
 
     def take(self, event: Event, now: float) -> None:
         """Something has happened to a transfer. What that means for requests is among the scheduler's updates."""
-        open_ticket = self._tickets.get(event.ticket)
+        open_ticket = self.tickets.open.get(event.ticket)
         if open_ticket and isinstance(event, Closed):
             self._close(open_ticket, now)
         else:
             self._take(event, open_ticket, now)
 
-    def take_orders(self) -> list[Order]:
-        """Return the orders for the component that executes transfers, once and in order."""
-        orders, self._orders = self._orders, []
-        return orders
-
-    @property
-    def has_orders(self) -> bool:
-        """Whether there are orders to take. The plan that wrote them may have stopped before it had written all."""
-        return bool(self._orders)
-
-    @property
-    def num_open(self) -> int:
-        """Tickets that are not closed."""
-        return len(self._tickets)
-
-    def slots_in_transfer(self) -> TransferSlots | None:
-        """Return the slots that other engines may access, from the orders alone; None for none."""
-        ids: dict[str, list[Ids]] = {}
-        tickets = [ticket for ticket in self._tickets.values() if ticket.named]
-        for kind, span in (item for ticket in tickets for named in ticket.named for item in named.items()):
-            ids.setdefault(kind, []).append(span.ids)
-        if not tickets:
-            return None
-        first = tickets[0].req
-        return TransferSlots(
-            ticket=_All(tickets),
-            request_id=first.id if first else 1,
-            ids={kind: np.unique(np.concatenate(parts)) for kind, parts in ids.items()},
-        )
-
     def _take(self, event: Event, open_ticket: OpenTicket | None, now: float) -> None:
         """Handle an event of a ticket that is open here, or of an unknown one."""
 
     def _close(self, open_ticket: OpenTicket, now: float) -> None:
-        del self._tickets[open_ticket.ticket]
-        open_ticket.is_open = True
+        self.tickets.close(open_ticket)
         self.queues.pools.deferred.drain()
-
-    def _withdraw(self, ticket: Ticket, failure: Failure) -> None:
-        self._orders.append(Withdraw(ticket, failure))
 
     def _fail(self, open_ticket: OpenTicket, failure: Failure) -> None:
         """Fail a ticket that cannot be completed, and its request."""
@@ -220,6 +140,11 @@ class Role(Handoff, ABC):
         self._options = options
         self._rooms: dict[object, Request] = {}
         self._of: dict[int, OpenTicket] = {}  # by the id of a request that waits for it
+        self.spare: SparePlaces
+
+    def bind(self, queues: Queues, outputs: Outputs) -> None:
+        super().bind(queues, outputs)
+        self.spare = SparePlaces(queues, self.tickets)
 
     @abstractmethod
     def _room(self, rendezvous: Rendezvous) -> object:
@@ -243,7 +168,7 @@ class Role(Handoff, ABC):
         if open_ticket:
             open_ticket.req = None
             if not open_ticket.settled:
-                self._withdraw(open_ticket.ticket, failure or ABORTED)
+                self.tickets.withdraw(open_ticket.ticket, failure or ABORTED)
 
     def drain(self) -> None:
         """End the requests that wait with an open ticket, since they would keep it for as long as they wait."""
@@ -256,29 +181,5 @@ class Role(Handoff, ABC):
         return not (self.queues.admits or self.wakes)
 
     def _begin(self, open_ticket: OpenTicket, req: Request) -> None:
-        self._tickets[open_ticket.ticket] = self._of[req.id] = open_ticket
-
-    # -- places that are nobody's --------------------------------------------------------------------------------------
-
-    @property
-    def most_tokens(self) -> int:
-        """How long a request could be that came now."""
-        pools, config = self.queues.pools, self.queues.config
-        return min(pools.available_pages * config.page_size, config.context_length)
-
-    def set_aside(self, ticket: Ticket, num_tokens: int) -> dict[str, Span]:
-        """Places for all that layers keep of so many tokens, out of use until the ticket is closed. Raises Unavailable
-        where there are none."""
-        memory, pools = self.queues.memory, self.queues.pools
-        if pools.scarce or not pools.rows.available_size() or not 0 < num_tokens <= self.most_tokens:
-            raise Unavailable(
-                f"there is no room for {num_tokens} tokens beside what runs, at most {self.most_tokens}", code="no_room"
-            )
-        req = Request(_ASIDE, [0] * num_tokens, SamplingParams(max_tokens=1))
-        match, pin = memory.prefixes.pin(req, MISSES[MissReason.DISABLED])
-        memory.allocator.pre_allocate(req, match, pin, footprint(num_tokens, pools.page_size))
-        spans = pools.places(req.allocation, 0, 0)
-        aside = OpenTicket(ticket, None, settled=True, named=[spans], whole=True)
-        self._tickets[ticket] = req.allocation.ticket = aside
-        memory.allocator.release(req)
-        return spans
+        self.tickets.begin(open_ticket)
+        self._of[req.id] = open_ticket

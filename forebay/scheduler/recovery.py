@@ -81,7 +81,7 @@ class Recovery:
         except Exception as error:
             log.error(event("books_cleared", effect="the prefix cache is empty"), exc_info=error)
             queues.counters["books_cleared"] += 1
-            memory.clear(void, self._handoff.slots_in_transfer())
+            memory.clear(void, self._handoff.tickets.slots_in_transfer())
             cleared = True
         queues.requeue_all(cleared=cleared)
         self._handoff.start_over(cleared=cleared)

@@ -54,7 +54,7 @@ class Side:
     @property
     def at_rest(self) -> bool:
         self.scheduler.audit()
-        return not self.scheduler.pools.deferred.entries and not self.scheduler.handoff.num_open
+        return not self.scheduler.pools.deferred.entries and not self.scheduler.handoff.tickets.num_open
 
 
 @contextmanager

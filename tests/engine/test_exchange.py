@@ -58,7 +58,7 @@ def test_weights_changed_submits_what_was_decided_with_the_old_ones_first(
     path: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, noting = exchange(DisaggregationMode.DECODE)
-    monkeypatch.setattr(made._scheduler.handoff, "take_orders", lambda: ["an order"])
+    monkeypatch.setattr(made._scheduler.handoff.tickets, "take_orders", lambda: ["an order"])
     made.weights_changed(path, 3)
     assert noting.given == ["an order", (path, 3)]
 
@@ -67,7 +67,7 @@ def test_state_counts_each_phase_of_a_transfer_in_its_own_field(monkeypatch: pyt
     made, noting = exchange(DisaggregationMode.DECODE)
     noting.num_unfenced, noting.num_rejected = 5, 7  # type: ignore[attr-defined]
     queues = SimpleNamespace(pending=[1], transferring=[1, 2])
-    scheduler = SimpleNamespace(queues=queues, handoff=SimpleNamespace(num_open=3))
+    scheduler = SimpleNamespace(queues=queues, handoff=SimpleNamespace(tickets=SimpleNamespace(num_open=3)))
     monkeypatch.setattr(made, "_scheduler", scheduler)
     state = made.state()
     counts = (state.pending, state.transferring, state.open, state.unfenced, state.rejected)

@@ -236,7 +236,7 @@ def test_check_asks_for_a_quarter_of_what_can_be_had_and_64_mib_at_most(token_by
     assert MOST_BYTES == 64 << 20
     made, transfers, scheduler = checks(DisaggregationMode.DECODE, token_bytes)
     role: Any = scheduler.handoff
-    quarter = role.most_tokens // 4
+    quarter = role.spare.most_tokens // 4
     made.begin(CheckTransfers(serial=7, host="h", port=8), 1.0)
     [offer] = transfers.orders
     assert isinstance(offer, Offer)

@@ -139,14 +139,14 @@ ADAPTERS: Final = (
     ),
     Mutant(
         "C22 an offer names the adapter of its request",
-        "scheduler/decode_role.py",
+        "scheduler/offers.py",
         "            adapter=adapter_of(req),\n",
         "",
         _ROLES + "test_decode_offer_has_the_name_and_the_digest_of_its_requests_adapter",
     ),
     Mutant(
         "C22 prefill compares the digest of an adapter, and not its name alone",
-        "scheduler/prefill_role.py",
+        "scheduler/matches.py",
         "        if offered.adapter != adapter_of(req):",
         "        if offered.adapter.name != adapter_of(req).name:",
         _ROLES + "test_prefill_offer_with_another_adapter_ends_both_halves",
@@ -160,7 +160,7 @@ ADAPTERS: Final = (
     ),
     Mutant(
         "C22 an offer for an adapter that no request can name is refused at once",
-        "scheduler/prefill_role.py",
+        "scheduler/matches.py",
         "        if name and not (req or name in self.queues.pools.adapters):",
         "        if name and not (req or name):",
         _ROLES + "test_prefill_offer_with_an_adapter_that_nobody_can_name_is_refused_at_once",

@@ -143,7 +143,8 @@ CONTRACTS: Final = {
         "Prefill and decode on servers of their own",
         "The caches of a prompt are transferred from prefill to decode, and the tokens are those of a single server. "
         "Decode has no prefix cache by default; `extra_buffer` becomes `no_buffer` there, with a warning.",
-        "scheduler/handoff.py, scheduler/prefill_role.py, scheduler/decode_role.py, transfer/, "
+        "scheduler/handoff.py, scheduler/tickets.py, scheduler/prefill_role.py, scheduler/matches.py, "
+        "scheduler/decode_role.py, scheduler/offers.py, scheduler/arrivals.py, transfer/, "
         "engine/loop/exchange.py, config/disaggregation.py, server/api/core/rendezvous.py, route/",
     ),
     "C22": Contract(

@@ -223,8 +223,8 @@ ENGINE = (
     Mutant(
         "C33 a check of two engines takes a quarter of the pages that can be had",
         "engine/loop/checks.py",
-        "min(most, role.most_tokens // SHARE)",
-        "min(most, role.most_tokens)",
+        "min(most, role.spare.most_tokens // SHARE)",
+        "min(most, role.spare.most_tokens)",
         "engine/test_loop_parts.py::test_check_asks_for_a_quarter_of_what_can_be_had_and_64_mib_at_most",
     ),
     Mutant(

@@ -173,7 +173,7 @@ SIMULATED = (
     ),
     Mutant(
         "C16 first steps have no drafts",
-        "scheduler/decode_role.py",
+        "scheduler/arrivals.py",
         "req.held.kv_bound <= req.num_prompt + 1}",
         "req.held.kv_bound <= req.num_prompt}",
         "simulation/test_pair.py::test_c22_both_halves_of_a_request_end_once_with_one_engines_tokens_or_a_typed_error[0]",
@@ -195,14 +195,14 @@ SIMULATED = (
     Mutant(
         "C22 a pending half that ends is declined",
         "scheduler/decode_role.py",
-        "        if req in self.queues.pending:\n            self._decline",
-        "        if False:\n            self._decline",
+        "        if req in self.queues.pending:\n            self.offers.decline",
+        "        if False:\n            self.offers.decline",
         "simulation/test_pair.py::test_c22_both_halves_of_a_request_end_once_with_one_engines_tokens_or_a_typed_error[0]",
     ),
     Mutant(
         "C22 a cleared decode withdraws what is open",
         "scheduler/decode_role.py",
-        "            if not open_ticket.settled:\n                self._withdraw(open_ticket.ticket, LOST)",
+        "            if not open_ticket.settled:\n                self.tickets.withdraw(open_ticket.ticket, LOST)",
         "            pass",
         "simulation/test_pair.py::test_pair_simulator_failure_without_cause_or_progress_is_found"
         "[transfers_go_on_to_requests_whose_places_were_cleared]",
@@ -568,7 +568,7 @@ SIMULATED = (
     ),
     Mutant(
         "C26 what was retracted runs before places are offered",
-        "scheduler/decode_role.py",
+        "scheduler/offers.py",
         "            if queues.waiting or not (",
         "            if not (",
         "scheduler/test_decode_role.py::test_c26_decode_offers_nothing_before_a_retracted_request_runs_again",
@@ -786,7 +786,7 @@ SIMULATED = (
     ),
     Mutant(
         "C22 places of an ended transfer count until it is closed",
-        "scheduler/decode_role.py",
+        "scheduler/offers.py",
         "int(sizes.sum()) + pools.deferred.num_transfer_pages,",
         "int(sizes.sum()),",
         "scheduler/test_decode_role.py::test_c22_places_of_an_ended_transfer_count_until_its_ticket_is_closed",
@@ -800,9 +800,9 @@ SIMULATED = (
     ),
     Mutant(
         "C22 offers that were refused at rest are forgotten",
-        "scheduler/prefill_role.py",
-        "            self._early.clear()\n",
-        "            pass\n",
+        "scheduler/matches.py",
+        "        self._early.clear()\n",
+        "",
         "scheduler/test_prefill_role.py::test_prefill_offers_refused_at_rest_are_forgotten",
     ),
     Mutant(

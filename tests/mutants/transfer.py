@@ -117,9 +117,9 @@ TRANSFER = (
     ),
     Mutant(
         "C22 what a check writes to is nobody's until its ticket is closed",
-        "scheduler/handoff.py",
-        "        self._tickets[ticket] = req.allocation.ticket = aside\n",
-        "        self._tickets[ticket] = aside\n",
+        "scheduler/spare_places.py",
+        "        req.allocation.ticket = aside\n",
+        "",
         "scheduler/test_decode_role.py::test_what_a_check_has_is_out_of_use_until_its_ticket_is_closed",
     ),
     Mutant(
@@ -335,7 +335,7 @@ TRANSFER = (
     ),
     Mutant(
         "C22 places left at a clear wait for the last of their tickets",
-        "scheduler/handoff.py",
+        "scheduler/tickets.py",
         "return all(ticket.is_open for ticket in self.tickets)",
         "return any(ticket.is_open for ticket in self.tickets)",
         "scheduler/test_decode_role.py::test_c22_places_left_at_a_clear_wait_for_the_last_of_their_tickets",
@@ -407,8 +407,8 @@ TRANSFER = (
     Mutant(
         "C25 an offer that has come waits while no request may start",
         "scheduler/prefill_role.py",
-        "        if self.queues.admits:\n            self._find_offer(req)",
-        "        self._find_offer(req)",
+        "        if self.queues.admits:\n            self.matches.find(req)",
+        "        self.matches.find(req)",
         "scheduler/test_prefill_role.py::test_prefill_offer_that_waits_is_taken_when_requests_may_start_again",
     ),
     Mutant(

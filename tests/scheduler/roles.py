@@ -33,7 +33,7 @@ class Half(Rig):
         return news
 
     def take_orders(self):
-        new = self.scheduler.handoff.take_orders()
+        new = self.scheduler.handoff.tickets.take_orders()
         self.orders += new
         return new
 

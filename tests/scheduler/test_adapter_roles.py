@@ -48,7 +48,7 @@ def nothing_is_held(half: Half) -> bool:
     """Neither memory, but for what is cached, nor a use of an adapter."""
     half.scheduler.audit()
     users = sum(adapter.num_users for adapter in half.scheduler.pools.adapters)
-    return (half.scheduler.pools.available_pages, half.scheduler.handoff.num_open, users) == (64, 0, 0)
+    return (half.scheduler.pools.available_pages, half.scheduler.handoff.tickets.num_open, users) == (64, 0, 0)
 
 
 def test_decode_offer_has_the_name_and_the_digest_of_its_requests_adapter() -> None:

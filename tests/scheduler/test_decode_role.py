@@ -466,8 +466,8 @@ def test_c22_places_left_at_a_clear_wait_for_the_last_of_their_tickets() -> None
     half = decode()
     role, tickets = half.scheduler.handoff, [Ticket("d", 0, b"n"), Ticket("d", 1, b"o")]
     for ticket in tickets:
-        role.set_aside(ticket, 10)
-    left = role.slots_in_transfer()
+        role.spare.set_aside(ticket, 10)
+    left = role.tickets.slots_in_transfer()
     assert left is not None
     for ticket in tickets:
         assert not left.ticket.is_open
@@ -479,16 +479,16 @@ def test_what_a_check_has_is_out_of_use_until_its_ticket_is_closed() -> None:
     half = decode()
     role, pools, ticket = half.scheduler.handoff, half.scheduler.pools, Ticket("d", 0, b"n")
     before = {pool.name: pool.free for pool in half.scheduler.state(0.0).pools}
-    spans = role.set_aside(ticket, 10)
+    spans = role.spare.set_aside(ticket, 10)
     half.scheduler.audit()
     assert half.quarantined() == {"kv": 3, "rows": 1}
     assert len(spans["kv"].ids) == 3
-    left = role.slots_in_transfer()
+    left = role.tickets.slots_in_transfer()
     assert left is not None
     assert sorted(left.ids["kv"]) == sorted(spans["kv"].ids)
     half.hear(Closed(ticket))
     assert {pool.name: pool.free for pool in half.scheduler.state(0.0).pools} == before
-    assert (pools.deferred.entries, role.num_open) == ([], 0)
+    assert (pools.deferred.entries, role.tickets.num_open) == ([], 0)
 
 
 def test_decode_keeps_nothing_of_a_request_that_has_ended():
@@ -498,7 +498,7 @@ def test_decode_keeps_nothing_of_a_request_that_has_ended():
     arrive(half, half.orders[0])
     half.run()
     assert req.status is Status.FINISHED
-    assert half.scheduler.handoff._fresh == set()
+    assert half.scheduler.handoff.arrivals.fresh == set()
 
 
 def test_decode_charges_who_is_offered_places_and_lets_go_of_its_closed_ticket():

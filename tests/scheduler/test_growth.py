@@ -16,7 +16,7 @@ import pytest
 
 from forebay.requests.request import Status
 from forebay.requests.transfers import Offer, Offered, Ticket, digest_of
-from forebay.scheduler.decode_role import HANDOVERS_PER_PLAN
+from forebay.scheduler.arrivals import HANDOVERS_PER_PLAN
 from tests.scheduler.roles import arrive, decode, prefill
 
 
@@ -64,9 +64,9 @@ def test_decode_role_plan_that_stopped_before_the_last_offer_has_orders_and_so_t
     for room in range(HANDOVERS_PER_PLAN + 1):
         half.meet(5, room=room + 1)
     assert half.scheduler.plan(0.0) is None, "nothing runs"
-    assert half.scheduler.handoff.has_orders
-    assert len(half.scheduler.handoff.take_orders()) == HANDOVERS_PER_PLAN
-    assert not half.scheduler.handoff.has_orders
+    assert half.scheduler.handoff.tickets.has_orders
+    assert len(half.scheduler.handoff.tickets.take_orders()) == HANDOVERS_PER_PLAN
+    assert not half.scheduler.handoff.tickets.has_orders
 
 
 def test_decode_role_plan_costs_the_same_with_ten_times_as_many_pending():
@@ -110,7 +110,7 @@ def test_prefill_role_call_costs_the_same_with_a_hundred_times_as_many_early_off
         role, last = half.scheduler.handoff, num_early - 1
         calls = {
             "add": partial(half.meet, prompt, room=last),
-            "broken": partial(role._early.discard, Ticket("d", last, b"n")),
+            "broken": partial(role.matches._early.discard, Ticket("d", last, b"n")),
             "expire": partial(role.expire, 1.0),
         }
         costs.append(num_calls(calls[call]))

@@ -268,7 +268,7 @@ def test_c31_an_offer_of_other_weights_that_came_first_ends_its_request_on_arriv
 def test_a_check_of_more_than_there_is_takes_nothing(num_tokens: int) -> None:
     half = prefill()
     with pytest.raises(Unavailable, match="at most 64"):
-        half.scheduler.handoff.set_aside(Ticket("d", 0, b"n"), num_tokens)
+        half.scheduler.handoff.spare.set_aside(Ticket("d", 0, b"n"), num_tokens)
     half.scheduler.audit()
     assert half.scheduler.pools.deferred.entries == []
 

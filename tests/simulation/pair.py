@@ -147,7 +147,7 @@ class Half(Simulation):
 
     def set_aside(self, ticket: Ticket, num_tokens: int) -> bool:
         try:
-            self.scheduler.handoff.set_aside(ticket, num_tokens)
+            self.scheduler.handoff.spare.set_aside(ticket, num_tokens)
         except Unavailable:
             return False
         self.asides.append(ticket)
@@ -185,7 +185,7 @@ class Half(Simulation):
         self.runner.arrived[self.rooms[room]] = tail.num_tokens
 
     def _send_orders(self) -> None:
-        for order in self.scheduler.handoff.take_orders():
+        for order in self.scheduler.handoff.tickets.take_orders():
             self.causes.ordered(order)
             if isinstance(order, Offer):
                 self.oracles.liveness.offered(order, self.rooms[order.ticket.room], self.now)
@@ -294,7 +294,7 @@ class Half(Simulation):
 
     @property
     def done(self) -> bool:
-        return self.scheduler.idle and not self.scheduler.handoff.num_open
+        return self.scheduler.idle and not self.scheduler.handoff.tickets.num_open
 
 
 class Pair:
@@ -439,7 +439,7 @@ class Pair:
             self.tick()
         for half in (self.prefill, self.decode):
             deferred = half.scheduler.pools.deferred.entries
-            left = list(half.scheduler.requests.values()), half.scheduler.handoff.num_open, deferred
+            left = list(half.scheduler.requests.values()), half.scheduler.handoff.tickets.num_open, deferred
             require(half.done, f"not drained after {limit} ticks: {left}")
             half.oracles.check_drained()
             require(not deferred, "something is deferred although every fence is open")

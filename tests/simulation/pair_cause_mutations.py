@@ -14,11 +14,15 @@ from msgspec.structs import replace
 from forebay.base.errors import EngineError
 from forebay.requests.transfers import Broken, Renewed
 from forebay.requests.updates import Failure, FinishReason
-from forebay.scheduler import decode_role
+from forebay.scheduler import offers
+from forebay.scheduler.arrivals import Arrivals
 from forebay.scheduler.decode_role import DecodeRole
-from forebay.scheduler.handoff import ABORTED, LOST, Handoff, Role
+from forebay.scheduler.handoff import ABORTED, LOST, Role
+from forebay.scheduler.matches import Matches
+from forebay.scheduler.offers import Offers
 from forebay.scheduler.prefill_role import PrefillRole
 from forebay.scheduler.queues import Line, Queues
+from forebay.scheduler.tickets import Tickets
 from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.pair import run_pair
 
@@ -87,8 +91,8 @@ def _ignore(patch: Patch, role: type[Role], what: type) -> None:
 
 @mutation
 def the_peer_is_told_another_failure(patch: Patch) -> None:
-    withdraw = Handoff._withdraw
-    patch.setattr(Handoff, "_withdraw", lambda self, ticket, failure: withdraw(self, ticket, LOST))
+    withdraw = Tickets.withdraw
+    patch.setattr(Tickets, "withdraw", lambda self, ticket, failure: withdraw(self, ticket, LOST))
 
 
 @mutation
@@ -121,22 +125,22 @@ def prefill_waits_for_offers_for_ever(patch: Patch) -> None:
 
 @mutation
 def a_decline_is_forgotten(patch: Patch) -> None:
-    patch.setattr(DecodeRole, "_decline", lambda self, req, failure: None)
+    patch.setattr(Offers, "decline", lambda self, req, failure: None)
 
 
 @mutation
 def an_offer_waits_for_an_idle_engine(patch: Patch) -> None:
-    has_room = DecodeRole._has_room
+    has_room = Offers._has_room
 
     def mutated(self, req, *others):
         return not self.queues.num_running and has_room(self, req, *others)
 
-    patch.setattr(DecodeRole, "_has_room", mutated)
+    patch.setattr(Offers, "_has_room", mutated)
 
 
 @mutation
 def an_offer_that_does_not_fit_at_once_is_never_made(patch: Patch) -> None:
-    has_room, refused = DecodeRole._has_room, set()
+    has_room, refused = Offers._has_room, set()
 
     def mutated(self, req, *others):
         if req in refused or not has_room(self, req, *others):
@@ -144,36 +148,36 @@ def an_offer_that_does_not_fit_at_once_is_never_made(patch: Patch) -> None:
             return False
         return True
 
-    patch.setattr(DecodeRole, "_has_room", mutated)
+    patch.setattr(Offers, "_has_room", mutated)
 
 
 @mutation
 def offers_are_made_to_the_last_in_rank_first(patch: Patch) -> None:
-    offer = DecodeRole._offer
+    offer = Offers.run
 
     def mutated(self, now):
         with Patch.context() as inside:
             inside.setattr(Line, "first", property(lambda line: list(line)[-1]))
             offer(self, now)
 
-    patch.setattr(DecodeRole, "_offer", mutated)
+    patch.setattr(Offers, "run", mutated)
 
 
 @mutation
 def what_has_arrived_waits_for_an_idle_engine(patch: Patch) -> None:
-    join = DecodeRole._join
-    patch.setattr(DecodeRole, "_join", lambda self: None if self.queues.num_running else join(self))
+    join = Arrivals.join
+    patch.setattr(Arrivals, "join", lambda self: None if self.queues.num_running else join(self))
 
 
 @mutation
 def one_row_of_those_that_may_run_stays_empty(patch: Patch) -> None:
-    join = DecodeRole._join
+    join = Arrivals.join
 
     def mutated(self):
         if self.queues.num_running + 1 < self.queues.config.max_running_requests or not self.queues.running:
             join(self)
 
-    patch.setattr(DecodeRole, "_join", mutated)
+    patch.setattr(Arrivals, "join", mutated)
 
 
 @mutation
@@ -190,17 +194,17 @@ def a_room_stays_in_use_behind_its_request(patch: Patch) -> None:
 
 @mutation
 def more_is_reserved_than_any_request_may_need(patch: Patch) -> None:
-    ahead = decode_role.footprint_ahead
+    ahead = offers.footprint_ahead
 
     def longer(kv, most, reserved, page_size, has=0):
         return ahead(kv, np.asarray(most) + 4 * page_size, 1 << 20, page_size, has)
 
-    patch.setattr(decode_role, "footprint_ahead", longer)
+    patch.setattr(offers, "footprint_ahead", longer)
 
 
 @mutation
 def what_was_offered_is_free_once_damaged_ledgers_are_cleared(patch: Patch) -> None:
-    patch.setattr(Handoff, "slots_in_transfer", lambda self: None)
+    patch.setattr(Tickets, "slots_in_transfer", lambda self: None)
 
 
 @mutation
@@ -223,12 +227,12 @@ def a_recovery_forgets_the_other_requests(patch: Patch) -> None:
 
 @mutation
 def prefill_computes_for_an_offer_that_was_withdrawn(patch: Patch) -> None:
-    match = PrefillRole._match
+    match = Matches._match
 
     def mutated(self, offered, req):
         match(self, replace(offered, declined=None), req)
 
-    patch.setattr(PrefillRole, "_match", mutated)
+    patch.setattr(Matches, "_match", mutated)
 
 
 if __name__ == "__main__":

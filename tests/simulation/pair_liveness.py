@@ -14,7 +14,7 @@ from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.transfers import Arrived, Closed, Event, Offer, Order, Renewed, Ticket
 from forebay.requests.updates import Update
-from forebay.scheduler.decode_role import HANDOVERS_PER_PLAN
+from forebay.scheduler.arrivals import HANDOVERS_PER_PLAN
 from tests.simulation.hash_step import HashStep
 from tests.simulation.liveness import Liveness, _Times, require
 from tests.simulation.retracting import RetractingScheduler
@@ -131,7 +131,7 @@ class PairLiveness(Liveness):
         scheduler, pools = self._scheduler, self._scheduler.pools
         if not scheduler.queues.pending or scheduler.queues.waiting or scheduler.queues.is_saving or pools.scarce:
             return
-        if sum(isinstance(order, Offer) for order in scheduler.handoff._orders) >= HANDOVERS_PER_PLAN:
+        if sum(isinstance(order, Offer) for order in scheduler.handoff.tickets.orders) >= HANDOVERS_PER_PLAN:
             return
         if not pools.rows.available_size():
             return

@@ -17,14 +17,17 @@ from forebay.memory.slots import NO_IDS, NO_SLOT
 from forebay.requests.request import Status
 from forebay.requests.step_plan import Admission
 from forebay.requests.transfers import Send, Span
-from forebay.scheduler import decode_role, prefill_role
+from forebay.scheduler import matches, offers
+from forebay.scheduler.arrivals import Arrivals
 from forebay.scheduler.decode_role import DecodeRole
-from forebay.scheduler.handoff import Handoff, Role
+from forebay.scheduler.handoff import Role
 from forebay.scheduler.memory.allocator import Allocator
 from forebay.scheduler.memory.deferred import Deferred
 from forebay.scheduler.memory.pools import Pools
+from forebay.scheduler.offers import Offers
 from forebay.scheduler.prefill_role import PrefillRole
 from forebay.scheduler.queues import Queues
+from forebay.scheduler.tickets import Tickets
 from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.pair import run_pair
 
@@ -92,7 +95,7 @@ def a_page_is_sent_before_its_chunk_has_committed(patch: Patch) -> None:
         if sending and stop > sending.next:
             held.ticket = sending
             places = self.queues.pools.kv_places(held, sending.next, stop)
-            self._send(Send(ticket=sending.ticket, spans=places))
+            self.tickets.send(Send(ticket=sending.ticket, spans=places))
             sending.next = stop
 
     patch.setattr(PrefillRole, "computed", mutated)
@@ -132,13 +135,13 @@ def a_tail_of_another_length_is_accepted(patch: Patch) -> None:
 
 @mutation
 def what_was_offered_is_let_go_of_without_its_ticket(patch: Patch) -> None:
-    order = DecodeRole._order
+    order = Offers._order
 
     def mutated(self, req, now):
         order(self, req, now)
         req.allocation.ticket = None
 
-    patch.setattr(DecodeRole, "_order", mutated)
+    patch.setattr(Offers, "_order", mutated)
 
 
 @mutation
@@ -148,7 +151,7 @@ def a_prebuilt_row_is_a_token_too_short(patch: Patch) -> None:
 
 @mutation
 def one_more_runs_than_may(patch: Patch) -> None:
-    join = DecodeRole._join
+    join = Arrivals.join
 
     def mutated(self):
         config, rows = self.queues.config, self.queues.pools.rows
@@ -157,7 +160,7 @@ def one_more_runs_than_may(patch: Patch) -> None:
         join(self)
         self.queues.config, rows.size = config, more - 1
 
-    patch.setattr(DecodeRole, "_join", mutated)
+    patch.setattr(Arrivals, "join", mutated)
     patch.setattr(DecodeReqToTokenPool, "alloc_running", lambda self, reqs, num_running: self.alloc(reqs))
 
 
@@ -178,7 +181,7 @@ def a_room_in_use_is_taken_twice(patch: Patch) -> None:
 
 @mutation
 def an_offer_is_taken_for_any_request_in_its_room(patch: Patch) -> None:
-    patch.setattr(prefill_role, "_is_of", lambda offered, req: offered.ticket.room == req.rendezvous.room)
+    patch.setattr(matches, "_is_of", lambda offered, req: offered.ticket.room == req.rendezvous.room)
 
 
 @mutation
@@ -188,7 +191,7 @@ def drafts_of_the_rows_last_tenant_are_verified(patch: Patch) -> None:
 
 @mutation
 def nobody_is_told_of_an_abort(patch: Patch) -> None:
-    patch.setattr(Handoff, "_withdraw", lambda self, ticket, failure: None)
+    patch.setattr(Tickets, "withdraw", lambda self, ticket, failure: None)
 
 
 @mutation
@@ -207,12 +210,12 @@ def prefill_tells_the_end_before_all_has_arrived(patch: Patch) -> None:
 @mutation
 def places_are_offered_while_somebody_waits_for_memory(patch: Patch) -> None:
     """So much that those who run cannot get on: nobody may need more than there will be."""
-    patch.setattr(DecodeRole, "_has_room", lambda self, *others: self.queues.pools.available_pages > 0)
+    patch.setattr(Offers, "_has_room", lambda self, *others: self.queues.pools.available_pages > 0)
 
 
 @mutation
 def pages_are_counted_without_those_in_transit(patch: Patch) -> None:
-    patch.setattr(decode_role, "footprint_ahead", lambda *args: np.zeros(1, dtype=np.int64))
+    patch.setattr(offers, "footprint_ahead", lambda *args: np.zeros(1, dtype=np.int64))
 
 
 @mutation
@@ -221,7 +224,7 @@ def a_failed_step_forgets_what_has_arrived(patch: Patch) -> None:
 
     def mutated(self, *, cleared):
         start_over(self, cleared=cleared)
-        self._arrived.of.clear()
+        self.arrivals.line.of.clear()
 
     patch.setattr(DecodeRole, "start_over", mutated)
 

@@ -12,9 +12,9 @@ from forebay.memory.slots import Slots
 from forebay.requests.request import Request
 from forebay.scheduler.halt import Halt
 from forebay.scheduler.handoff import Role
+from forebay.scheduler.matches import Matches
 from forebay.scheduler.memory.engine_memory import EngineMemory
 from forebay.scheduler.memory.host_copies import HostCopies
-from forebay.scheduler.prefill_role import PrefillRole
 from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.sleeping import SleepingSimulation, SleepOutcome, run_seed
 from tests.simulation.sleeping_pair import SleepingHalf, SleepingPairOutcome
@@ -162,12 +162,12 @@ def memory_is_released_while_a_peer_may_touch_it(patch: Patch) -> None:
 
 @of_a_pair
 def what_one_version_computes_is_decoded_by_another(patch: Patch) -> None:
-    offered = PrefillRole._offered
+    offered = Matches.offered
 
     def mutated(self, event, now):
         offered(self, replace(event, weight_version=self.queues.weight_version), now)
 
-    patch.setattr(PrefillRole, "_offered", mutated)
+    patch.setattr(Matches, "offered", mutated)
 
 
 @of_a_pair

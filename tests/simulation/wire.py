@@ -229,7 +229,7 @@ class Wire:
             yield lambda: self._read(link)
         if link.unwritten:
             yield lambda: self._write(link)
-        has_it = link.ticket in self.prefill.scheduler.handoff._tickets
+        has_it = link.ticket in self.prefill.scheduler.handoff.tickets.open
         if link.alive and has_it and self._chance(0.1):
             yield lambda: self.decode.take(Renewed(link.ticket))
 

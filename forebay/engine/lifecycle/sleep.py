@@ -162,7 +162,7 @@ class Sleeper:
             self.transitions.end(lambda: transition.act(transition.began))
             self._go_on()
         elif now >= transition.deadline:
-            num, num_open = self._scheduler.queues.num_running, self._scheduler.handoff.num_open
+            num, num_open = self._scheduler.queues.num_running, self._scheduler.handoff.tickets.num_open
             self.transitions.end(lambda: _raise(_too_long(num, num_open, now - transition.began)))
             self._go_on()
         self.away = self.transitions.current is not None or self.resting

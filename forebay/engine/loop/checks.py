@@ -112,9 +112,9 @@ class Checks:
         assert self._options.is_decode, "who asks has looked"
         role = self._role()
         most = MOST_BYTES // max(1, self._transfers.token_bytes)
-        num_tokens = max(1, min(most, role.most_tokens // SHARE))
+        num_tokens = max(1, min(most, role.spare.most_tokens // SHARE))
         ticket = Ticket(self._transfers.instance, ROOM, secrets.token_bytes(NONCE_BYTES))
-        spans = role.set_aside(ticket, num_tokens)
+        spans = role.spare.set_aside(ticket, num_tokens)
         check = _Check(ticket, self._transfers.pattern(spans, num_tokens), asked, now + self._options.lease_s)
         check.pattern.clear()
         self._open[ticket] = check
@@ -177,7 +177,7 @@ class Checks:
         try:
             if num_bytes > MOST_BYTES:
                 raise Unavailable(f"a check of {num_bytes} bytes: at most {MOST_BYTES}", code="no_room")
-            spans = self._role().set_aside(ticket, offered.num_tokens)
+            spans = self._role().spare.set_aside(ticket, offered.num_tokens)
         except ForebayError as error:
             self._transfers.submit(Withdraw(ticket, Failure.of(error)))
             return

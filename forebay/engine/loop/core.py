@@ -273,7 +273,7 @@ class EngineCore:
         if self._in_flight and (len(self._in_flight) > self._depth or plan is None):
             self._land()
         self._settle_sleeper(now)
-        has_output = bool(self.scheduler.outputs.updates) or self.scheduler.handoff.has_orders
+        has_output = bool(self.scheduler.outputs.updates) or self.scheduler.handoff.tickets.has_orders
         self._progressed = plan is not None or bool(self._in_flight) or has_output or flushing
         self.stats.counters["engine.busy_seconds"] += self._clock() - now
 

@@ -61,7 +61,7 @@ class Exchange:
 
     def submit_orders(self) -> None:
         """Submit the orders that the scheduler has written since the last call."""
-        for order in self._scheduler.handoff.take_orders():
+        for order in self._scheduler.handoff.tickets.take_orders():
             self.transfers.submit(order)
 
     def weights_changed(self, path: str | None, version: int) -> None:
@@ -76,7 +76,7 @@ class Exchange:
         return Transferring(
             pending=len(queues.pending),
             transferring=len(queues.transferring),
-            open=self._scheduler.handoff.num_open,
+            open=self._scheduler.handoff.tickets.num_open,
             unfenced=self.transfers.num_unfenced,
             rejected=self.transfers.num_rejected,
         )
