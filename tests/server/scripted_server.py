@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from forebay.requests.sampling_params import SamplingParams
 from forebay.text.answers.probes import find_formats
@@ -12,11 +13,12 @@ from tests.text.tiny_tokenizer import tiny_tokenizer
 
 
 class ScriptedServer:
-    """A server whose model says `answer`."""
+    """A server whose model says `answer`, in the format that `declared` is a response template of."""
 
-    def __init__(self, template: str, engine: type[FakeEngine] = FakeEngine) -> None:
+    def __init__(self, template: str, engine: type[FakeEngine] = FakeEngine, *, declared: Any = None) -> None:
         self.answer = ""
         tokenizer = tiny_tokenizer(template=template)
+        tokenizer.response_template = declared
 
         def script(prompt: list[int], params: SamplingParams) -> list[int]:
             return tokenizer.encode(self.answer)

@@ -212,6 +212,36 @@ def test_what_the_template_cannot_say_of_thinking_is_refused(
     assert "probe_tool" in info["evidence"]["tool_calls"]
 
 
+DECLARED = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "reasoning_content": {"open": "[[", "close": "]]"},
+        "tool_calls": {"open": "<<", "close": ">>", "content": "json", "repeats": True,
+                       "transform": {"type": "function", "function": "{content}"}},
+        "content": {"close": "<|im_end|>"},
+    },
+}  # fmt: skip
+
+
+def test_format_that_the_checkpoint_declares_is_read_enforced_and_named(patience: None) -> None:
+    model = Speaker(QWEN25, declared=DECLARED)
+    try:
+        call = '<<{"name": "get_weather", "arguments": {"city":  "Oslo"}}>>'
+        message = model.say(f"[[hm]]Look.{call}{call}", list(ASK), tools=TOOLS).choices[0].message
+        assert (message.content, message.reasoning_content) == ("Look.", "hm")
+        assert [each.function.arguments for each in message.tool_calls] == ['{"city":  "Oslo"}'] * 2
+        model.say(call, list(ASK), tools=TOOLS, tool_choice="required")
+        grammar = model.server.engine.submitted[-1].params.grammar
+        assert grammar is not None
+        assert '\\"<<\\"' in grammar.text
+        with model.server.client() as client:
+            info = client.get("/server_info").json()["answers"]
+        assert (info["tool_calls"], info["reasoning"]) == ("declared", "declared")
+        assert "response_template" in info["evidence"]["tool_calls"]
+    finally:
+        model.server.close()
+
+
 async def test_the_asynchronous_clients_own_stream_puts_the_same_answers_together(
     speaker: Callable[[str], Speaker],
 ) -> None:

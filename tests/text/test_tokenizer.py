@@ -248,13 +248,16 @@ def test_folder_gives_the_same_as_the_gguf(tmp_path: Path) -> None:
     layout = json.loads(tokenizer._backend.whole().to_str())
     layout["decoder"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
+    declared = {"start_anchor": "<|im_start|>assistant\n", "fields": {"content": {}}}
+    config = {"eos_token": {"content": "<|im_end|>"}, "response_template": declared}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     assert tokenizer.chat_template is not None
     (tmp_path / "chat_template.jinja").write_text(tokenizer.chat_template.source)
     folder = Tokenizer.from_path(tmp_path)
     chat = [{"role": "user", "content": "hello <|im_end|> world 🎉"}]
     assert folder.encode_chat(chat) == tokenizer.encode_chat(chat)
     assert folder.eos_token_id == tokenizer.eos_token_id == 2
+    assert (folder.response_template, tokenizer.response_template) == (declared, None)
 
 
 def test_missing_template_says_what_to_do() -> None:

@@ -120,8 +120,8 @@ def reading_of(body: ChatRequest, found: Findings, tokenizer: Tokenizer, prompt:
     """Return how the answers are read, of a chat with tools or a model that thinks."""
     tools = {tool.function.name: tool.function.parameters or {} for tool in body.offered_tools}
     formats = found.formats if body.separate_reasoning else found.formats.with_thinking_said
-    opened = found.opened(tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False))
-    make = partial(reader_for, formats, tools, opened=opened)
+    tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
+    make, opened = partial(reader_for, formats, tools, opened=found.opened(tail)), found.opens_thinking(tail)
     table = _shown(tokenizer.table, found.formats.spellings)
     one_call = body.parallel_tool_calls is False
     return Reading(make, table, one_call=one_call, with_thinking=body.include_reasoning, opened=opened)
