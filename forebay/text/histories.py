@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, groupby
+from itertools import combinations, groupby, pairwise
 from typing import Any, Final, NamedTuple
 
 from forebay.text.resumption import IMAGE_CHARS, Breakpoint, Message
@@ -102,7 +102,8 @@ class Adapted(NamedTuple):
 
 def adapted(messages: Sequence[Message], rules: HistoryRules) -> Adapted:
     """Return messages as the template takes them; the same ones if it takes all."""
-    continued = _continued(messages, rules.interleaved)
+    in_parts = any(before["role"] == after["role"] == "assistant" for before, after in pairwise(messages))
+    continued = _continued(messages, rules.interleaved) if in_parts else {}
     if rules == ANY_HISTORY and not continued:
         return Adapted(list(messages), [(number, 0) for number in range(len(messages))])
     made = _Adapting(rules, continued)

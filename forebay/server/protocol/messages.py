@@ -192,7 +192,7 @@ def _check_marks(messages: list[ChatMessage]) -> list[ChatMessage]:
     marked = (m for m in messages if m.cache_control is not None or isinstance(m.content, list))
     if count := sum(len(message.breakpoints) for message in marked):
         check_breakpoints(count)
-    return in_order(messages)
+    return in_order(messages) if any(message.role == "tool" for message in messages) else messages
 
 
 Messages = Annotated[

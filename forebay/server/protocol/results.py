@@ -97,8 +97,6 @@ def _rounds(messages: Sequence[M]) -> Iterator[_Round[M]]:
 def in_order(messages: list[M]) -> list[M]:
     """Return the history with the results of an answer's calls behind it, in the order of the calls. Most templates
     show no id with a result, so that the model knows a result by its place. Results of no call stay where they are."""
-    if not any(message.role == "tool" for message in messages):
-        return messages
     return [message for each in _rounds(messages) for message in each.ordered()]
 
 

@@ -185,8 +185,8 @@ class Generation:
     def num_scores(self) -> int:
         return sum(choice.num_scores for choice in self.choices)
 
-    def _name_reason(self, differs: dict[str, Any] | None) -> None:
-        if differs is not None and self.why_differs is not None:
+    def _name_reason(self, differs: dict[str, Any]) -> None:
+        if self.why_differs is not None:
             differs["reason"] = self.why_differs(differs["position"])
 
     def usage(self) -> Usage:
@@ -194,7 +194,8 @@ class Generation:
         completion = sum(choice.num_tokens for choice in self.choices)
         reports = {id(choice.prompt): choice.cache for choice in reversed(self.choices)}
         cache = cache_usage(list(reports.values())[::-1], self._table, [choice.memory for choice in self.choices])
-        self._name_reason(cache.differs)
+        if cache.differs is not None:
+            self._name_reason(cache.differs)
         num_images = sum({id(choice.prompt): choice.prompt.num_image_tokens for choice in self.choices}.values())
         is_read = any(choice.prompt.reading is not None for choice in self.choices)
         reasoning = ReasoningDetails(reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self.choices))

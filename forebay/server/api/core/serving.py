@@ -179,7 +179,7 @@ async def _serve(
             params = with_room(params, made, body.wanted, server.engine.info, cut=cut_to_room)
         order = replace(order, params=params, discard_output=body.wanted == 0)
         generation = Generation.submit(server.engine, server.table(body), made, order)
-        generation.started_at = context.arrived_at
+        generation.started_at = context.client.arrived_at
         made.clear()  # the engine has their pictures
         first, session = generation.choices[0].prompt, f"{order.namespace} {order.author}"
         generation.why_differs = lru_cache(partial(server.answered.reason, session, first.token_ids))

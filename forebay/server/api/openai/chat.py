@@ -224,7 +224,8 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
     body = await read_body(request, server, ChatRequest)
     server.check_model(context, body.model)
     check_counts(server, body.choices, 1)
-    check_results(body.messages, unfinished=body.continue_final_message)
+    if any(message.tool_calls or message.role == "tool" for message in body.messages):
+        check_results(body.messages, unfinished=body.continue_final_message)
     options, now = body.stream_options or NO_OPTIONS, int(time.time())
     dialect = ChatDialect(
         fields=Fields(id=f"chatcmpl-{context.request_id}", object="", created=now, model=context.model),
