@@ -17,6 +17,7 @@ from forebay.server.context import ServerContext
 from forebay.server.protocol.messages import ChatMessage, Templated
 from forebay.server.protocol.requests import ChatRequest, PlainText
 from forebay.server.protocol.validation import UNSUPPORTED_FIELD
+from forebay.text.answers.declared.declaration import Region
 from forebay.text.answers.for_template import for_template
 from forebay.text.answers.probes import Findings
 from forebay.text.answers.reading import reader_for
@@ -124,7 +125,8 @@ def reading_of(body: ChatRequest, found: Findings, tokenizer: Tokenizer, prompt:
     make, opened = partial(reader_for, formats, tools, opened=found.opened(tail)), found.opens_thinking(tail)
     table = _shown(tokenizer.table, found.formats.spellings)
     one_call = body.parallel_tool_calls is False
-    return Reading(make, table, one_call=one_call, with_thinking=body.include_reasoning, opened=opened)
+    thinks = opened.thinks if isinstance(opened, Region) else opened
+    return Reading(make, table, one_call=one_call, with_thinking=body.include_reasoning, opened=thinks)
 
 
 @lru_cache(maxsize=8)
