@@ -23,7 +23,8 @@ def _assert_wide(name: str, code: Code) -> None:
     """Weights come in pieces of 16 bytes, numbers of groups once: before the first step, and one step ahead."""
     narrow = sum(count for size, count in code.loads.items() if size < 8)
     assert code.loads[16] >= 8, (name, code.loads)
-    assert narrow <= (12 if "_K" in name else 4), (name, code.loads)
+    # Of two levels there are twice as many; of experts the numbers of rows are loaded, too.
+    assert narrow <= (12 if "_K" in name or "experts" in name else 4), (name, code.loads)
 
 
 def test_widths_of_loads_are_those_of_one_thread() -> None:
