@@ -133,7 +133,7 @@ def test_loads_and_unloads_go_on_between_the_steps_of_others(llm, right, adapter
         for update in core.step():
             assert update.failure is None
             tokens.extend(update.token_ids)
-        loader.go_on()
+        loader.advance()
         answers.update(loader.take_answers())
         return core.idle and len(answers) == 2
 
@@ -142,7 +142,7 @@ def test_loads_and_unloads_go_on_between_the_steps_of_others(llm, right, adapter
     assert answers[1] is None
     assert answers[2].code == "adapter_loaded"
     loader.handle(LoadAdapter(serial=3, name="two", path=str(adapters["one"]), replace=True))
-    wait_until(lambda: loader.go_on() or not loader.busy)
+    wait_until(lambda: loader.advance() or not loader.busy)
     assert loader.take_answers() == [(3, None)]
     assert tokens_of(llm, "two") == right["one"]
 
@@ -152,7 +152,7 @@ def test_replacing_the_one_adapter_waits_for_its_requests_and_refuses_others_mea
     with LLM(str(checkpoint.path), **flags) as llm:
         core, loader, answers, tokens = llm._core, llm._core.adapters, {}, []
         loader.handle(LoadAdapter(serial=1, name="one", path=str(checkpoint.path), replace=True))
-        wait_until(lambda: loader.go_on() or not loader.busy)
+        wait_until(lambda: loader.advance() or not loader.busy)
         ((_, failure),) = loader.take_answers()
         assert failure.code == "invalid_adapter"
         assert tokens_of(llm, "one") == right["one"], "files that are no adapter replace nothing"
@@ -164,7 +164,7 @@ def test_replacing_the_one_adapter_waits_for_its_requests_and_refuses_others_mea
         def turn() -> bool:
             for update in core.step():
                 tokens.extend(update.token_ids)
-            loader.go_on()
+            loader.advance()
             answers.update(loader.take_answers())
             if not core.idle and not refused and core.scheduler.pools.adapters.draining:
                 (update,) = core.add(msgspec.structs.replace(asked, request_id=2))
@@ -176,7 +176,7 @@ def test_replacing_the_one_adapter_waits_for_its_requests_and_refuses_others_mea
         assert (answers, refused, tokens) == ({2: None}, ["adapter_loading"], right["one"][0])
         assert tokens_of(llm, "one") == right["two"]
         loader.handle(LoadAdapter(serial=3, name="one", path=str(adapters["one"]), replace=True))
-        wait_until(lambda: loader.go_on() or not loader.busy)
+        wait_until(lambda: loader.advance() or not loader.busy)
         assert loader.take_answers() == [(3, None)]
         assert tokens_of(llm, "one") == right["one"], "without requests it is replaced at once"
 
@@ -185,7 +185,7 @@ def test_an_unload_answers_late_where_requests_go_on(llm):
     core = llm._core
     core.add(AddRequest(request_id=1, prompt_token_ids=PROMPTS[0], params=GREEDY.with_seed(), adapter="one"))
     core.adapters.handle(UnloadAdapter(serial=1, name="one", timeout_s=0.0))
-    core.adapters.go_on()
+    core.adapters.advance()
     ((serial, failure),) = core.adapters.take_answers()
     assert (serial, failure.code) == (1, "adapter_draining")
     core.abort(1)
@@ -207,7 +207,7 @@ def test_unload_of_a_draining_adapter_waits_as_the_first_one(llm, adapters, give
     assert answers.pop(9).code == "adapter_unloaded" if given_up else 9 not in answers
     assert [(serial, failure.code) for serial, failure in answers.items()] == [(3, "adapter_draining")]
     core.abort(1)
-    loader.go_on()
+    loader.advance()
     assert loader.take_answers() == [(1, None), (2, None)]
     loader.handle(UnloadAdapter(serial=4, name="one"))
     ((serial, failure),) = loader.take_answers()
@@ -239,12 +239,12 @@ def begin_load(llm, path, *, until) -> None:
     """Begin to load an adapter of the name `late`, and go on until something is true of the loader."""
     loader = llm._core.adapters
     loader.handle(LoadAdapter(serial=1, name="late", path=str(path)))
-    wait_until(lambda: until(loader) or loader.go_on())
+    wait_until(lambda: until(loader) or loader.advance())
 
 
 def end_load(llm) -> None:
     loader = llm._core.adapters
-    wait_until(lambda: not loader.busy or loader.go_on())
+    wait_until(lambda: not loader.busy or loader.advance())
     assert loader.take_answers() == [(1, None)]
 
 
@@ -264,7 +264,7 @@ def test_a_load_waits_while_the_weights_are_released(llm, right, adapters):
     with pytest.raises(Conflict, match="wake the engine"):
         llm.load_adapter("now", str(adapters["two"]))
     begin_load(llm, adapters["two"], until=lambda loader: not loader._loads[0].found.empty())
-    llm._core.adapters.go_on()
+    llm._core.adapters.advance()
     assert llm._core.adapters._loads[0].copying is None
     llm.wake_up()
     end_load(llm)

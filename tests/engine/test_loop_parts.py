@@ -398,7 +398,7 @@ def test_report_has_a_row_for_each_part_that_there_is(monkeypatch: pytest.Monkey
     assert start_report._forms(model) == f"{human_bytes(2 << 20)} in 4 bits, {human_bytes(1 << 20)} in bfloat16"
     monkeypatch.setattr(start_report, "DraftModel", SimpleNamespace)
     monkeypatch.setattr(start_report, "cache_sizes", lambda *of: SimpleNamespace(kv_bytes_per_token=len(of) << 10))
-    guessing: Any = SimpleNamespace(proposer=SimpleNamespace(beside=SimpleNamespace(model=model)))
+    guessing: Any = SimpleNamespace(proposer=SimpleNamespace(drafting=SimpleNamespace(model=model)))
     [(section, item, size, why)] = start_report._of_draft_model(its, guessing)
     assert (section, item, size) == ("model", "draft model", human_bytes(3 << 20))
     assert why == f"{start_report._forms(model)}; {human_bytes(2 << 10)} of KV per token"

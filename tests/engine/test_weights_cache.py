@@ -406,14 +406,14 @@ def test_damaged_contents_end_the_engine_behind_the_first_answer(models: Callabl
     assert "its contents behind the first answer" in outcome
     check = core.sleeper.contents
     assert check is not None
-    check.heard([Update(1, [5])])  # no answer has ended
+    check.note([Update(1, [5])])  # no answer has ended
     check.wait()
     assert path.exists()
-    check.heard([Update(1, [5], finish=FinishReason.LENGTH)])
+    check.note([Update(1, [5], finish=FinishReason.LENGTH)])
     check.wait()
     assert select.select([check], [], [], 0)[0]
     with pytest.raises(ModelError, match=r"not as it was written .*piece .* is damaged.*it was removed; start again"):
-        check.heard([])
+        check.note([])
     assert not path.exists()
     assert start(models("llama"))[1].startswith("written ")
 
@@ -423,9 +423,9 @@ def test_sound_contents_are_checked_once_and_kept(models: Callable[[str], Path],
     core, _ = start(models("llama"))
     check = core.sleeper.contents
     assert check is not None
-    check.heard([Update(1, [5], finish=FinishReason.LENGTH)])
+    check.note([Update(1, [5], finish=FinishReason.LENGTH)])
     check.wait()
-    check.heard([])
+    check.note([])
     assert only_file(folder).exists()
 
 

@@ -100,7 +100,7 @@ def test_c30_kv_of_a_draft_model_that_is_not_finite_is_zeroed(planner, value):
     path = shared_tiny(DRAFT).path
     plans, known = planner(path, path), {1: random_ids(9, seed=1)}
     plans.begin(1, known[1])
-    model = plans.runner.proposer.beside.model
+    model = plans.runner.proposer.drafting.model
     weights = model._blocks[0]._sublayers[0].before.of.keywords["weight"]
     right = weights.clone()
     weights.fill_(value)

@@ -167,7 +167,7 @@ class Adapting:
         if self.later and self.dice.random() < 0.5:
             self.later.pop(self.dice.randrange(len(self.later)))()
         moved: bool = super().tick()  # type: ignore[misc]
-        self.loader.go_on()
+        self.loader.advance()
         self._hear_answers()
         for slot in (self.registry.slots.owner <= FREE).nonzero()[0].tolist():
             self.adapter_memory.content[slot], self.adapter_memory.parts[slot] = "", 0
@@ -221,10 +221,10 @@ class Adapting:
         for adapter in self.registry.accepting:
             self.registry.unload(adapter.name)
         for _ in range(COPIES * len(self.adapter_memory.content) + 1):
-            self.loader.go_on()
+            self.loader.advance()
         for adapter in [*self.registry]:
             self.registry.unload(adapter.name)
-        self.loader.go_on()
+        self.loader.advance()
         self._hear_answers()
         slots = self.registry.slots
         require(slots.num_free == slots.capacity, f"{slots.capacity - slots.num_free} slots of adapters are lost")

@@ -153,7 +153,7 @@ class WithAdapters:
         for half in (self.prefill, self.decode):
             while half.later:
                 half.later.pop()()
-            half.loader.go_on()
+            half.loader.advance()
 
     def _name_of(self, room: int, prompt: Sequence[int]) -> str:
         key = room, tuple(prompt)

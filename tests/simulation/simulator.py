@@ -291,7 +291,7 @@ class Simulation:
     def _turn(self) -> None:
         """One of the core. What it launched stays in flight until as many are as may be."""
         flights, steps, failed = len(self.flights), self.num_steps, self.num_failed
-        self._heard(self.core.hear() if self.core.idle else self.core.step())
+        self._heard(self.core.handle_transfers() if self.core.idle else self.core.step())
         require(self.unrecovered is None, f"nothing came of what was wrong for {self.unrecovered}")
         if self.num_steps > steps and self.num_failed == failed and not self.core.sleeper.away:
             right = min(flights + 1, max(flights, self.config.overlap_depth))  # a test may have launched more

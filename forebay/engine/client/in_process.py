@@ -125,7 +125,7 @@ class InProcess:
                 updates = [update for request in feed.new_ones() for update in core.add(request)]
                 updates += core.step()
                 if (contents := core.sleeper.contents) is not None:
-                    contents.heard(updates)
+                    contents.note(updates)
                 if core.stuck:
                     core.scheduler.constraints.wait(STUCK_WAIT_S)
                 yield from feed.collected(updates)

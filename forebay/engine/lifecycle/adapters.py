@@ -100,7 +100,7 @@ class AdapterLoader:
     ) -> None:
         self._scheduler, self._memory, self._clock = scheduler, memory, clock
         self._is_there, self.beside = is_there, beside or in_a_thread
-        self.on_read: Callable[[], None] = lambda: None  # a thread has read something: `go_on` can go on
+        self.on_read: Callable[[], None] = lambda: None  # a thread has read something: `advance` has work
         self._adapters = scheduler.pools.adapters
         self._loads: list[_Load] = []
         self._unloads: list[_Unload] = []
@@ -153,7 +153,7 @@ class AdapterLoader:
                 self._unload(frame)
         except ForebayError as error:
             self._answer(frame.serial, error)
-        self.go_on()
+        self.advance()
 
     def _unload(self, frame: UnloadAdapter) -> None:
         """Unload an adapter, and give up a load of that name, whose thread never touches the slot."""
@@ -226,7 +226,7 @@ class AdapterLoader:
 
     # -- between steps ------------------------------------------------------------------------------------------------
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         """Do a part of the work under way: one load after the other."""
         until = self._clock() + COPY_S
         for load in list(self._loads) if self._is_there() else ():

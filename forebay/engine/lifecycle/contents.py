@@ -38,7 +38,7 @@ class ContentsCheck:
         """Return the descriptor to wait for."""
         return self._wake.fileno()
 
-    def heard(self, updates: Iterable[Update]) -> None:
+    def note(self, updates: Iterable[Update]) -> None:
         """Begin once one of the updates ends a request. Raises ModelError if the contents differ."""
         if self._error is not None:
             raise self._error

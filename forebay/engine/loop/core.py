@@ -216,9 +216,9 @@ class EngineCore:
             self._recover(error)
         return self._take_updates()
 
-    def hear(self) -> list[Update]:
+    def handle_transfers(self) -> list[Update]:
         """Handle the events of transfers while the engine is idle; otherwise `step` does so."""
-        return self._guarded(self._hear)
+        return self._guarded(self._handle_transfers)
 
     def step(self) -> list[Update]:
         """Plan and launch one step if there is one to do, and commit the oldest when enough more are in flight."""
@@ -249,16 +249,16 @@ class EngineCore:
                 update.speculation = widths.report(decoding.begin, decoding.num_tokens)
         return updates
 
-    def _hear(self) -> None:
+    def _handle_transfers(self) -> None:
         now = self._clock()
         if now >= self._expire_at:
             self._expire_at = now + EXPIRE_INTERVAL_S
             self.scheduler.expire(now)
-        if self.exchange and self.exchange.hear(now):
+        if self.exchange and self.exchange.handle_events(now):
             self._progressed = True
 
     def _turn(self) -> None:
-        self._hear()
+        self._handle_transfers()
         now = self._clock()
         flushing = self.scheduler.continue_flush()
         fault.point("engine.plan")

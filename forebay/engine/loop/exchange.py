@@ -49,7 +49,7 @@ class Exchange:
             return wanted
         return msgspec.structs.replace(wanted, nonce=secrets.token_bytes(NONCE_BYTES))
 
-    def hear(self, now: float) -> bool:
+    def handle_events(self, now: float) -> bool:
         """Pass the events of the transfers to the scheduler; return whether there were any. Raises EngineError if the
         transfers have failed for good."""
         events = self.transfers.poll()

@@ -111,7 +111,7 @@ class EngineLoop:
         if updates:
             self._send(updates)
         if (contents := self._core.sleeper.contents) is not None:
-            contents.heard(updates)
+            contents.note(updates)
         self._answer()
         if self._phase != self._core.sleeper.phase:
             self._send_state(0)
@@ -122,7 +122,7 @@ class EngineLoop:
             updates = self._core.step()
             self._report()
             return updates
-        updates = self._core.hear()
+        updates = self._core.handle_transfers()
         if without_frames and self._idle_work:
             self._idle_work = self._core.in_idle_time()
         return updates
@@ -138,7 +138,7 @@ class EngineLoop:
             self._send_state(serial, failure)
         if core.adapters and self._files_read:
             self._files_read.clear()
-            core.adapters.go_on()
+            core.adapters.advance()
             for serial, failure in core.adapters.take_answers():
                 self._send_state(serial, failure)
         for serial, found in core.exchange.checks.take_answers() if core.exchange else ():

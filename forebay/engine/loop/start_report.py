@@ -72,7 +72,7 @@ def _of_products(ops: Ops) -> Report:
 def _of_draft_model(config: EngineConfig, runner: ModelRunner) -> Report:
     if not isinstance(runner.proposer, DraftModel):
         return []
-    model = runner.proposer.beside.model
+    model = runner.proposer.drafting.model
     per_token = human_bytes(cache_sizes(model.cache_specs(), config.types).kv_bytes_per_token)
     return [("model", "draft model", human_bytes(model.weight_bytes), f"{_forms(model)}; {per_token} of KV per token")]
 

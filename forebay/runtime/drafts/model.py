@@ -37,7 +37,7 @@ class Ran(NamedTuple):
     hidden: Tensor  # [D, H] or [T, H], of the tokens that it ran over last
 
 
-class Beside:
+class DraftingModel:
     """The draft model over the pools, and by request row the last token that has KV in the model, `before_last`; `lens`
     are the tokens before those that it is about to compute."""
 
@@ -67,36 +67,36 @@ class DraftStep:
     """Runs over the last two tokens of each row, and drafts up to `most` behind them, the most likely ones, into
     `draft_tokens`. Of the last draft there is no KV."""
 
-    def __init__(self, beside: Beside, *, most: int) -> None:
-        self._beside, self._most = beside, most
-        self._begins = 2 * beside.counts
+    def __init__(self, drafting: DraftingModel, *, most: int) -> None:
+        self._drafting, self._most = drafting, most
+        self._begins = 2 * drafting.counts
         self._seconds = self._begins[:-1] + 1
 
     def __call__(self, inputs: DraftInputs) -> Ran:
-        beside, ops, n = self._beside, self._beside.ops, inputs.num_rows
-        rows, lens = inputs.drafting_rows, beside.kept["lens"]
+        drafting, ops, n = self._drafting, self._drafting.ops, inputs.num_rows
+        rows, lens = inputs.drafting_rows, drafting.kept["lens"]
         batch = Batch(rows, self._begins[: n + 1])
-        input_ids = ops.decode_ids(*batch, beside.last_two, 2 * n, beside.vocab_size)
-        hidden = ops.gather_rows(beside.hidden(batch, input_ids), self._seconds[:n])
+        input_ids = ops.decode_ids(*batch, drafting.last_two, 2 * n, drafting.vocab_size)
+        hidden = ops.gather_rows(drafting.hidden(batch, input_ids), self._seconds[:n])
         for column in range(self._most):
             ops.advance(lens, *batch)
-            token_ids = ops.argmax_rows(beside.model.logits(hidden))[0]
-            rows = ops.keep_drafts(token_ids, rows, inputs.num_drafts, column, beside.rows.draft_tokens)
+            token_ids = ops.argmax_rows(drafting.model.logits(hidden))[0]
+            rows = ops.keep_drafts(token_ids, rows, inputs.num_drafts, column, drafting.rows.draft_tokens)
             if column + 1 < self._most:
-                batch = Batch(rows, beside.counts[: n + 1])
-                hidden = beside.hidden(batch, token_ids)
+                batch = Batch(rows, drafting.counts[: n + 1])
+                hidden = drafting.hidden(batch, token_ids)
         return Ran(hidden)
 
 
 class PromptStep:
     """Runs over tokens of prompts, for the sake of their KV."""
 
-    def __init__(self, beside: Beside) -> None:
-        self._beside = beside
+    def __init__(self, drafting: DraftingModel) -> None:
+        self._drafting = drafting
 
     def __call__(self, inputs: FollowInputs) -> Ran:
         batch = Batch(inputs["req_pool_indices"], inputs.sequences.q_start)
-        return Ran(self._beside.hidden(batch, inputs["input_ids"]))
+        return Ran(self._drafting.hidden(batch, inputs["input_ids"]))
 
 
 class DraftModel:
@@ -112,28 +112,28 @@ class DraftModel:
         sizes: Sequence[int],
         backend: GraphBackend,
     ) -> None:
-        self.beside = Beside(forward, model, vocab_size)
+        self.drafting = DraftingModel(forward, model, vocab_size)
         self._lens = torch.empty(0, dtype=torch.int64)  # of the rows that decode, before the step
         most = forward.rows.draft_tokens.shape[1]
         self.drafts = [self._drafts(num, sizes, backend) for num in range(most + 1)]
         self.prompts = self._prompts(max_num_tokens, sizes, backend)
 
     def _drafts(self, most: int, sizes: Sequence[int], backend: GraphBackend) -> GraphRunner[DraftInputs, Ran]:
-        beside = self.beside
-        writes = [(beside.rows, "draft_tokens"), (beside.kept, "lens")]
-        inputs = DraftInputs(beside.rows.num_rows, device=beside.counts.device)
-        return GraphRunner(DraftStep(beside, most=most), inputs, writes=writes, sizes=sizes, backend=backend)
+        drafting = self.drafting
+        writes = [(drafting.rows, "draft_tokens"), (drafting.kept, "lens")]
+        inputs = DraftInputs(drafting.rows.num_rows, device=drafting.counts.device)
+        return GraphRunner(DraftStep(drafting, most=most), inputs, writes=writes, sizes=sizes, backend=backend)
 
     def _prompts(
         self, max_num_tokens: int, sizes: Sequence[int], backend: GraphBackend
     ) -> GraphRunner[FollowInputs, Ran]:
-        beside, device = self.beside, self.beside.counts.device
-        sequences = FollowedSequences(beside.rows.num_rows, device=device)
+        drafting, device = self.drafting, self.drafting.counts.device
+        sequences = FollowedSequences(drafting.rows.num_rows, device=device)
         inputs = FollowInputs(Tokens(max_num_tokens, device=device), sequences)
         # A padded sequence must not be longer than a row of the page table.
-        most = min(max_num_tokens, beside.rows.req_to_token.shape[1] * beside.forward.cache.page_size)
+        most = min(max_num_tokens, drafting.rows.req_to_token.shape[1] * drafting.forward.cache.page_size)
         captured = token_counts(most) if backend.captures_prompts else [1]  # others run as they are
-        return GraphRunner(PromptStep(beside), inputs, writes=[], sizes=captured, backend=backend)
+        return GraphRunner(PromptStep(drafting), inputs, writes=[], sizes=captured, backend=backend)
 
     def arrays(self, plan: StepPlan) -> dict[str, Array]:
         built = [admission.token_ids[-2] for admission in plan.admissions if admission.prebuilt]
@@ -142,22 +142,22 @@ class DraftModel:
 
     def before(self, plan: StepPlan, inputs: Sections) -> None:
         if "built_before" in inputs:
-            self.beside.kept["before_last"].index_copy_(0, inputs["built_rows"], inputs["built_before"])
+            self.drafting.kept["before_last"].index_copy_(0, inputs["built_rows"], inputs["built_before"])
         rows = inputs["req_pool_indices"][plan.num_extends :]
         if plan.num_decodes:
-            self._lens = self.beside.ops.gather(self.beside.rows.kv_lens, rows)
-            self.beside.ops.scatter(self.beside.kept["lens"], rows, self._lens - 1)
+            self._lens = self.drafting.ops.gather(self.drafting.rows.kv_lens, rows)
+            self.drafting.ops.scatter(self.drafting.kept["lens"], rows, self._lens - 1)
             columns = {"drafting_rows": rows, **inputs.of(["num_drafts"])}
             self.drafts[plan.width - 1].run(columns, plan.num_decodes)
 
     def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, seen: Tensor) -> None:
         if not plan.num_seqs:
             return
-        ops, kept, rows = self.beside.ops, self.beside.kept, inputs["req_pool_indices"]
-        bounds = inputs["q_start"] if "q_start" in inputs else self.beside.counts[: plan.num_seqs + 1]
+        ops, kept, rows = self.drafting.ops, self.drafting.kept, inputs["req_pool_indices"]
+        bounds = inputs["q_start"] if "q_start" in inputs else self.drafting.counts[: plan.num_seqs + 1]
         num_stay = bounds.diff().long()
         if plan.width > 1:
-            num_stay = ops.gather(self.beside.rows.kv_lens, rows) - self._lens
+            num_stay = ops.gather(self.drafting.rows.kv_lens, rows) - self._lens
         last = (bounds[:-1] + num_stay - 1).clamp(min=0)  # the padding row may have come from any length
         ops.scatter(kept["before_last"], rows, input_ids.index_select(0, last))
         if num := plan.num_extends:
@@ -175,4 +175,4 @@ class DraftModel:
             runner.drop_graphs()
 
     def reset_padding(self) -> None:
-        self.beside.kept.reset_padding()
+        self.drafting.kept.reset_padding()
