@@ -248,12 +248,17 @@ def _divide_pages(demand: MemoryDemand, rows: int, num_slots: dict[str, int]) ->
     return pages, why
 
 
+def _pages_by_ratio(demand: MemoryDemand, num_bytes: int, following: Sequence[KindDemand]) -> int:
+    """Return the KV pages for which `num_bytes` suffice, with the slots of `following` by their ratios to KV."""
+    following_bytes = sum((kind.per_page or 0) * kind.slot_bytes for kind in following)
+    return num_bytes * PARTS // (demand.page_bytes * PARTS + following_bytes)
+
+
 def _kv_pages(demand: MemoryDemand, left: int, rows: int, following: Sequence[KindDemand]) -> Decided:
-    """By the ratios of `following` to KV, unless that would leave one of them fewer slots than requests need."""
+    """Divide `left` bytes by the ratios of `following` to KV. A kind of which requests need more slots gets those."""
     needs: list[str] = []
     while True:
-        following_bytes = sum((kind.per_page or 0) * kind.slot_bytes for kind in following)
-        pages = left * PARTS // (demand.page_bytes * PARTS + following_bytes)
+        pages = _pages_by_ratio(demand, left, following)
         short = [kind for kind in following if pages * (kind.per_page or 0) < kind.least(demand, rows) * PARTS]
         if not short:
             beside = f"beside the {' and '.join(needs)} that requests need"

@@ -37,6 +37,8 @@ MAX_PASSED: Final = 8  # requests that do not fit which one pass tries before it
 MAX_RIVALS: Final = 16  # waiting requests that are compared with one that starts
 _MAX_LPM_QUEUE: Final = 128  # beyond this many, matching each waiting request costs more than it gains
 _service: Final = attrgetter("service")
+# Requests whose matches have these reasons reuse no prefix, however long.
+_NEVER_REUSED: Final = (MissReason.DISABLED, MissReason.PROMPT_LOGPROBS, MissReason.POOLING)
 # The logits of a position and its rank among a vocabulary take about the time of the position's layers: SmolLM2-135M on
 # one thread, 0.5 to 0.9 ms for the first. A chunk of which every position is scored is half as long, so that no step
 # takes longer for it.
@@ -135,28 +137,34 @@ class AdmissionPass:
                 if req is None:
                     del turns[account]
                     continue
-                starts, report = req.held is None, None
+                report = None
                 try:
-                    if starts and (report := self._try(req)) is None:
-                        continue
-                    goes_on = starts or req.pictures is None or self._encode(req, req.allocation.kv_len)
-                    cost = SCORED_COST if req.wants_prompt_logprobs else 1  # of a token
-                    chunk = self._memory.allocator.extend(
-                        req, max(1, self._left // cost) if goes_on else 0, starts=starts
-                    )
+                    if req.held is None:
+                        report = self._try(req)
+                        if report is None:
+                            continue
+                    chunk = self._cut(req, starts=report is not None)
                 except Exception as error:
                     raise RequestFault(req) from error
-                num_new = min(chunk.stop, req.num_prompt) - max(chunk.start, req.num_charged)
-                if num_new > 0:  # no token twice, and none that was cached
-                    account.computed_tokens += num_new
-                    account.service += num_new / account.weight
-                req.num_charged = max(req.num_charged, chunk.stop)
-                self._left -= (chunk.stop - chunk.start) * cost
                 if report:
                     admitted.append(Admitted(chunk, report))
                     num_left_over += req.allocation.extend_target - chunk.stop
                 self._starts = self._starts and self._left > num_left_over
         return admitted
+
+    def _cut(self, req: Request, *, starts: bool) -> Chunk:
+        """Draft the next chunk of a request that has memory, and charge its tenant (C32)."""
+        computes = starts or req.pictures is None or self._encode(req, req.allocation.kv_len)
+        cost = SCORED_COST if req.wants_prompt_logprobs else 1  # of a token
+        chunk = self._memory.allocator.extend(req, max(1, self._left // cost) if computes else 0, starts=starts)
+        num_new = min(chunk.stop, req.num_prompt) - max(chunk.start, req.num_charged)
+        if num_new > 0:  # no token twice, and none that was cached
+            account = req.account
+            account.computed_tokens += num_new
+            account.service += num_new / account.weight
+        req.num_charged = max(req.num_charged, chunk.stop)
+        self._left -= (chunk.stop - chunk.start) * cost
+        return chunk
 
     def _line(self, account: Account, group: ExitStack) -> Iterator[Request]:
         """A tenant's prompts under way, by rank; then those that wait and may start. These are tried by rank, or with
@@ -172,14 +180,16 @@ class AdmissionPass:
             group.enter_context(self._pools.rows.group(min(num_candidates, self._num_startable)))
         waiting = self._candidates.get(account, ())
         if self._config.schedule_policy is SchedulePolicy.LPM and 1 < len(waiting) <= _MAX_LPM_QUEUE:
-            hits = self._memory.prefixes.match
-            waiting = sorted(
-                waiting, key=lambda req: (1, -hits(req).num_tokens) if req.overtaken < MAX_OVERTAKES else (0, 0)
-            )
+            waiting = sorted(waiting, key=self._order_by_hits)
         for req in waiting:
             if not self._starts or len(self._unfit.get(account, ())) > MAX_PASSED:
                 return
             yield req
+
+    def _order_by_hits(self, req: Request) -> tuple[int, int]:
+        """Return the sort key of a waiting request with `lpm`: the longest hit first, but overtaken requests ahead."""
+        hits = self._memory.prefixes.match
+        return (1, -hits(req).num_tokens) if req.overtaken < MAX_OVERTAKES else (0, 0)
 
     def _try(self, req: Request) -> CacheReport | None:
         """Admit the request if it need not wait for what is computed now, and if there is room. It overtakes those of
@@ -193,12 +203,9 @@ class AdmissionPass:
         if self._num_startable <= len(encoded):
             self._does_not_fit(req, lacks_row=True)
             return None
-        if offloaded:
-            match = MISSES[MissReason.NONE]
-        else:
-            match = memory.prefixes.match(req)
-            if self._follows(req, match.num_tokens):
-                return None
+        match = MISSES[MissReason.NONE] if offloaded else memory.prefixes.match(req)
+        if not offloaded and self._follows(req, match):
+            return None
         report = self._admit(req, match, encoded)
         if report is None:
             if req is not self._for_pictures:
@@ -207,14 +214,18 @@ class AdmissionPass:
         self._num_startable -= 1
         if req.account is self._queues.claimant:
             self._queues.claimant = None  # it has what it was owed
+        self._count_overtaken(req)
+        return report
+
+    def _count_overtaken(self, req: Request) -> None:
+        """Count for each request ahead of an admitted one that it was overtaken."""
         ahead = takewhile(lambda other: other is not req, self._candidates[req.account])
-        # Who starts stays ahead of the others on trial, and counts as overtaken by them.
+        # Among suspects an admitted request stays ahead of the others, and counts as overtaken by them.
         overtaken = [other for other in ahead if self._under_test or other.held is None]
         for account, unfit in self._unfit.items():
             overtaken += unfit if account is not req.account else ()
         for other in overtaken:
             other.overtaken += 1
-        return report
 
     def _being_encoded(self, req: Request) -> list[Request]:
         """Return the other requests that wait while their pictures are encoded. Each keeps the row and the pages with
@@ -249,12 +260,13 @@ class AdmissionPass:
             token_there=there,
         )
 
-    def _follows(self, req: Request, num_cached: int) -> bool:
-        """Whether a prompt under way will soon leave something in the cache from which this one can go on, further than
-        what is there now. Only one of the same tenant, whose turn would not come later than its own."""
-        start, tokens = num_cached, req.tokens
+    def _follows(self, req: Request, match: Match) -> bool:
+        """Return whether a prompt under way will soon extend the cached prefix at which this request can resume.
+
+        Only prompts of the same tenant count, since the turn of others may come later."""
+        start, tokens = match.num_tokens, req.tokens
         stop = start + max(SHARE_WORTH_WAITING, 2 * self._config.page_size)
-        if req.wants_prompt_logprobs or req.pools_all or not self._config.radix_cache or len(tokens) <= stop:
+        if match.reason in _NEVER_REUSED or len(tokens) <= stop:
             return False
         for leader in self._leaders:
             if (

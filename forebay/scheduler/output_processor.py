@@ -84,7 +84,10 @@ class OutputProcessor:
         requested = list(filter(None, logprobs[:num_taken])) if logprobs else []
         update = Update(req.id, tokens, logprobs=requested or None)
         if not req.num_output:
-            self._report_prompt(req, update)
+            update.cache, update.weight_version = req.cache_report, req.weight_version
+            if req.params.prompt_logprobs >= 0:
+                entries = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
+                update.prompt_logprobs = without_pictures(self.pools, req, entries)
         self.updates.append(update)
         try:
             req.tokens.fromlist(tokens)  # all or none
@@ -102,13 +105,6 @@ class OutputProcessor:
         if ended:
             self._finish_generated(req, update)
         return num_taken
-
-    def _report_prompt(self, req: Request, update: Update) -> None:
-        """Write into a request's first update what its client learns of its prompt."""
-        update.cache, update.weight_version = req.cache_report, req.weight_version
-        if req.params.prompt_logprobs >= 0:
-            entries = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
-            update.prompt_logprobs = without_pictures(self.pools, req, entries)
 
     def _finish_generated(self, req: Request, update: Update) -> None:
         """End a request with its last token, which is in `update`: a stop token, or the one at its length limit."""

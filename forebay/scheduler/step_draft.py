@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
+from forebay.base.parts import Mask
 from forebay.memory.draft import Draft
 from forebay.memory.kinds.kind import Kind
 from forebay.memory.pictures import Pictures
@@ -20,11 +21,33 @@ from forebay.requests.step_plan import (
     Encode,
     HostCopy,
     HostWork,
+    KindWork,
     PictureWork,
     RowWrites,
     StepPlan,
     kind_work,
 )
+
+
+class _Sequences(TypedDict):
+    """The columns of a plan by sequence; see `StepPlan`."""
+
+    rows: Ids
+    q_lens: Ids
+    starts: Ids
+    input_ids: Ids
+    drafts: Ids
+    sample_mask: Mask
+    pooled: tuple[int, ...]
+
+
+class _Work(TypedDict, total=False):
+    """The parts of a plan that only some steps have; see `StepPlan`."""
+
+    kinds: KindWork
+    writes: RowWrites
+    host: HostWork
+    pictures: PictureWork
 
 
 @dataclass(eq=False)
@@ -48,12 +71,9 @@ class StepDraft(Draft):
             self.prebuilt = [req for req in self.prebuilt if req.held]
 
     def freeze(self, decodes: Ids, admitted: Sequence[Request], kinds: Sequence[Kind]) -> StepPlan:
-        """The plan of the draft and of the decodes in these rows."""
+        """Return the plan of the draft and of the decodes in these rows; `admitted` are the requests that start."""
         sequences = self._sequences(decodes)
-        pooled = [i for i, chunk in enumerate(self.chunks) if chunk.req.params.pooling]
-        if pooled:
-            sequences["sample_mask"][pooled] = False
-        work: dict[str, Any] = {}
+        work = _Work()
         if kinds:
             work["kinds"] = kind_work({kind.name: kind.columns(self, sequences["rows"]) for kind in kinds})
         write_rows, columns, pages = self.row_writes
@@ -67,31 +87,34 @@ class StepDraft(Draft):
             step=self.step,
             num_extends=len(self.chunks),
             admissions=tuple(
-                Admission(
-                    row=req.allocation.row,
-                    request_id=req.id,
-                    params=req.params,
-                    token_ids=tokens if pictures is None else pictures.as_tokens(tokens),
-                    num_prompt=req.num_prompt,
-                    stop_ids=tuple(req.stop_ids) if req.num_output < req.params.min_tokens else (),
-                    prebuilt=i >= len(admitted),
-                    adapter=req.adapter.slot if req.adapter else PAD,
-                    rope_delta=req.pictures.rope_delta if req.pictures and pictures and pictures.config.mrope else 0,
-                )
-                for i, req in enumerate((*admitted, *self.prebuilt))
-                for tokens in (np.array(req.tokens, dtype=np.int32),)
+                self._admission(req, prebuilt=i >= len(admitted)) for i, req in enumerate((*admitted, *self.prebuilt))
             ),
             masked=self.masked,
             prompt_logprobs=tuple(i for i, chunk in enumerate(self.chunks) if chunk.req.wants_prompt_logprobs),
-            pooled=tuple(pooled),
             **sequences,
             **work,
         )
 
-    def _sequences(self, rows: Ids) -> dict[str, Any]:
-        """The plan's columns about its sequences: the chunks, and the decodes in `rows`."""
+    def _admission(self, req: Request, *, prebuilt: bool) -> Admission:
+        """Return what the device must know of a request that starts; another engine computed a `prebuilt` one."""
+        tokens, pictures = np.array(req.tokens, dtype=np.int32), self.pictures
+        return Admission(
+            row=req.allocation.row,
+            request_id=req.id,
+            params=req.params,
+            token_ids=tokens if pictures is None else pictures.as_tokens(tokens),
+            num_prompt=req.num_prompt,
+            stop_ids=tuple(req.stop_ids) if req.num_output < req.params.min_tokens else (),
+            prebuilt=prebuilt,
+            adapter=req.adapter.slot if req.adapter else PAD,
+            rope_delta=req.pictures.rope_delta if req.pictures and pictures and pictures.config.mrope else 0,
+        )
+
+    def _sequences(self, rows: Ids) -> _Sequences:
+        """Return the columns of the plan's sequences: the chunks, then the decodes in `rows`."""
         q_lens, sample_mask = np.ones(len(rows), dtype=np.int64), np.ones(len(rows), dtype=np.bool_)
         starts = input_ids = NO_IDS
+        pooled: list[int] = []
         if self.num_drafts is not None:
             q_lens += self.num_drafts
         if self.chunks:
@@ -104,20 +127,23 @@ class StepDraft(Draft):
             q_lens = np.concatenate([stops - starts, q_lens])
             input_ids = np.concatenate(tokens, dtype=np.int64)
             sample_mask = np.concatenate([stops == targets, sample_mask])
+            pooled = [i for i, chunk in enumerate(self.chunks) if chunk.req.params.pooling]
+            sample_mask[pooled] = False
         if self.pictures is not None:
             input_ids = self.pictures.as_inputs(input_ids)
-        return {
-            "rows": rows,
-            "q_lens": q_lens,
-            "starts": starts,
-            "input_ids": input_ids,
-            "drafts": np.array(self.draft_tokens, dtype=np.int64) if self.draft_tokens else NO_IDS,
-            "sample_mask": sample_mask,
-        }
+        return _Sequences(
+            rows=rows,
+            q_lens=q_lens,
+            starts=starts,
+            input_ids=input_ids,
+            drafts=np.array(self.draft_tokens, dtype=np.int64) if self.draft_tokens else NO_IDS,
+            sample_mask=sample_mask,
+            pooled=tuple(pooled),
+        )
 
     def _picture_work(self, pictures: Pictures) -> PictureWork:
-        """The rows of encodings that the chunks take, their spans, and the slices; this step is told, too, what is to
-        be forgotten."""
+        """Return the rows of encodings that the chunks read, their spans, the slices to encode, and the pictures that
+        the device forgets."""
         tokens, rows, spans, lens, first = [NO_IDS], [NO_IDS], [NO_IDS], [NO_IDS], 0
         for req, start, stop in self.chunks:
             if req.pictures is not None:

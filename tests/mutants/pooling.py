@@ -31,7 +31,7 @@ POOLING = (
     Mutant(
         "C28 behind a prompt that is pooled nothing is sampled",
         "scheduler/step_draft.py",
-        '            sequences["sample_mask"][pooled] = False\n',
+        "            sample_mask[pooled] = False\n",
         "            pass\n",
         _SAME,
     ),
