@@ -150,7 +150,7 @@ def fill_cache(engine: Scheduler, num_pages: int = CACHED_PAGES, turns: int = 4)
         pages = kv.take_ids(32, 9)
         for turn in range(1, turns + 1):
             end = 32 * turn // turns
-            known = cache.match(key[: 32 * (turn - 1) // turns * PAGE_SIZE].tobytes(), namespace).pages
+            known = cache.index.match(key[: 32 * (turn - 1) // turns * PAGE_SIZE].tobytes(), namespace).pages
             own = np.concatenate([known, pages[len(known) : end]])
             cache.insert(key[: end * PAGE_SIZE].tobytes(), own, 9, namespace)
 
@@ -204,7 +204,7 @@ def hot_leaves(engine: Scheduler, repeats: int) -> Iterator[Row]:
         cache.insert(key, kv.take_ids(32, 9), 9, "0/7")
     times = []
     for i in range(40_000 * repeats):
-        pin = cache.pin(cache.match(keys[i % 50], "0/7"), "0/7")
+        pin = cache.pin(cache.index.match(keys[i % 50], "0/7"), "0/7")
         times.append(timed(partial(cache.unpin, pin)))
     yield Row("unpin of 50 hot prefixes", RUNNING, times)
     yield Row("evict behind that, 100 pages", RUNNING, [timed(partial(cache.evict, 100)) for _ in range(5 * repeats)])

@@ -177,7 +177,7 @@ def radix(num_trees: int) -> tuple[float, float, float]:
         for own in rng.integers(0, 49152, (101, 50), dtype=np.int32):
             key = np.concatenate([shared, own]).tobytes()
             start = time.perf_counter_ns()
-            cached = cache.match(key).pages
+            cached = cache.index.match(key).pages
             matched = time.perf_counter_ns()
             pages = np.concatenate([cached, pool.take_ids(1050 - len(cached), 1)])
             before = time.perf_counter_ns()

@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from forebay.config.engine_config import KindConfig
+from forebay.memory.kinds.kind import Kind
 from forebay.memory.kinds.state.hybrid_rows import STATE
 from forebay.memory.kinds.state.recurrent import States
-from forebay.memory.kinds.window.windows import WINDOW, Windows
+from forebay.memory.kinds.window.cached_windows import WINDOW
+from forebay.memory.kinds.window.windows import Windows
 from forebay.scheduler.memory.pools import Pools
 
 
@@ -20,6 +22,20 @@ def states_of(pools: Pools) -> Any:
 def windows_of(pools: Pools) -> Any:
     """None where no layer has a window."""
     return next((kind for kind in pools.kinds if isinstance(kind, Windows)), None)
+
+
+class CachedAlone(Kind):
+    """A kind of which only the prefix cache keeps something."""
+
+    def __init__(self, part: Any) -> None:
+        self.part, self.slots = part, part.slots
+
+    @property
+    def parts(self) -> tuple[object, ...]:
+        return (self.part,)
+
+    def clear(self) -> None:
+        self.part.clear()
 
 
 def kind_config(*, num_slots: int = 0, num_window_pages: int = 0, window: int = 0, **others: Any) -> KindConfig:

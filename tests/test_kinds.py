@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.memory.kinds.kind import CachedKind, Kind
+from forebay.memory.kinds.kind import PROTOCOLS, Kind, Kinds
 
 PACKAGE = Path(__file__).parent.parent / "forebay"
 ELSEWHERE = ("ops", "models", "families", "layers", "formats")
@@ -45,7 +45,7 @@ OTHER_STATES = {
 ROOMS = ("memory/kinds/", "runtime/kinds/")  # whoever asks there is at home
 
 NUM_FILES = 5
-NUM_METHODS = 20  # of each of the two interfaces of a kind: the prefix tree's and the scheduler's
+NUM_METHODS = 8  # of each protocol of a kind
 NUM_BRANCHES = 4
 
 
@@ -142,7 +142,23 @@ def test_no_more_files_name_a_kind_and_no_more_branches_ask_for_one() -> None:
     assert sum(found.values()) <= NUM_BRANCHES, found
 
 
-@pytest.mark.parametrize("interface", [CachedKind, Kind])
-def test_the_interface_of_a_kind_has_few_methods(interface: type) -> None:
+@pytest.mark.parametrize("interface", [Kind, *PROTOCOLS])
+def test_interface_of_a_kind_has_few_methods(interface: type) -> None:
     methods = [name for name, member in vars(interface).items() if callable(member) or isinstance(member, property)]
+    methods = [name for name in methods if not name.startswith("_")]
     assert len(methods) <= NUM_METHODS, methods
+
+
+class Half(Kind):
+    """A kind of whose protocol for requests a method is missing."""
+
+    name = "half"
+
+    def admit(self, *args: object) -> None: ...
+
+    def return_slots(self, *args: object) -> None: ...
+
+
+def test_kind_that_implements_a_protocol_in_part_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Half lacks \['release_all'\] of HeldKind"):
+        Kinds([Half()])

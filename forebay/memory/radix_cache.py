@@ -20,7 +20,7 @@ import numpy as np
 from sortedcontainers import SortedList
 
 from forebay.config.engine_config import EvictionPolicy
-from forebay.memory.kinds.kind import CachedKind
+from forebay.memory.kinds.kind import CachedPart, Kinds, ResumedKind
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_index import RadixIndex
 from forebay.memory.radix_node import NO_NODE, OPERATOR, Adoption, Match, Node, Pin, Root, Shares, Tenants
@@ -38,7 +38,57 @@ _EVICTION_ORDER: Final[dict[EvictionPolicy, Callable[[Node], Any]]] = {
 }
 
 
-class RadixCache(RadixIndex):
+class Leaves:
+    """The unpinned leaves of the tree, by tenant, in the order in which they are evicted.
+
+    Entries are (useful, order, stamp, node): a leaf from which no request can resume, because a kind `at_ends` keeps
+    nothing for it, comes first. The others are in the `order` of the policy, equal ones in that of their entry.
+    """
+
+    def __init__(self, order: Callable[[Node], Any], at_ends: Sequence[ResumedKind]) -> None:
+        self._order, self._at_ends = order, at_ends
+        self._of: dict[str, SortedList] = {}
+        self._stamps = 0
+
+    def offer(self, leaf: Node) -> None:
+        """Make a leaf a candidate for eviction."""
+        useful = all(kind.num_kept(leaf) for kind in self._at_ends)
+        self._stamps += 1
+        self.withdraw(leaf)
+        leaf.rank = (useful, self._order(leaf), self._stamps, leaf)
+        self._of.setdefault(leaf.tenant, SortedList()).add(leaf.rank)
+
+    def withdraw(self, node: Node) -> None:
+        """Remove a node from the candidates, if it is one."""
+        if node.rank is not None:
+            self._of[node.tenant].remove(node.rank)
+            node.rank = None
+
+    def victims(self, shares: Shares) -> Iterator[Node]:
+        """Yield the next leaf to evict, of the tenant whose turn it is; the caller evicts it before the next one."""
+        for tenant, rest in shares.turns():
+            leaves = self._of.get(tenant)
+            while leaves and shares.held[tenant] > rest:
+                yield leaves[0][-1]
+
+    def oldest(self) -> Iterator[Node]:
+        """Yield the next leaf to evict in the policy's order alone, of any tenant; the caller evicts it."""
+        heap = [(leaves[0], leaves) for leaves in self._of.values() if leaves]
+        heapify(heap)
+        while heap:
+            rank, leaves = heap[0]
+            yield rank[-1]
+            if leaves:
+                heapreplace(heap, (leaves[0], leaves))
+            else:
+                heappop(heap)
+
+    def clear(self) -> None:
+        """Forget all candidates."""
+        self._of.clear()
+
+
+class RadixCache:
     """Prefixes of finished and running requests, page by page.
 
     `slots` is the pool of pages: the cache takes pages over from requests (`extend_pin`) and returns them there
@@ -52,21 +102,21 @@ class RadixCache(RadixIndex):
         page_size: int,
         *,
         policy: EvictionPolicy = EvictionPolicy.LRU,
-        kinds: Sequence[CachedKind] = (),
+        kinds: Kinds | None = None,
         weights: Mapping[str, int] | None = None,
     ) -> None:
-        super().__init__(page_size, kinds)
+        self.kinds = kinds or Kinds()
+        self.index = RadixIndex(page_size, self.kinds)
+        self.page_size = page_size
         self.tenants = Tenants(weights or {})
         self.shares = Shares(self.tenants)
-        for kind in kinds:
-            kind.tree, kind.shares = self, Shares(self.tenants)
+        for part in self.kinds.parts:
+            if isinstance(part, CachedPart):
+                part.tree, part.shares = self, Shares(self.tenants)
         self._slots = slots
-        self._at_ends = tuple(kind for kind in kinds if kind.at_ends)
-        self._order = _EVICTION_ORDER[policy]
+        self._at_ends = tuple(kind for kind in self.kinds.resumed if kind.at_ends)
+        self._leaves = Leaves(_EVICTION_ORDER[policy], self._at_ends)
         self.clock = 0
-        # By tenant its unpinned leaves as (useful, order, stamp, node), the next to evict first.
-        self._leaves: dict[str, SortedList] = {}
-        self._stamps = 0
         self._num_to_flush = 0
         self._flushes = False
         self.num_pages = 0
@@ -87,7 +137,7 @@ class RadixCache(RadixIndex):
         """Hold what `match` found, for `author` of `tenant`, whose request came `at` so many seconds: refresh its path
         and keep it from eviction. The match must be of this very state of the tree."""
         node = match.node
-        assert node is NO_NODE or match.version == self.version, "the tree has changed since the match"
+        assert node is NO_NODE or match.version == self.index.version, "the tree has changed since the match"
         if node is NO_NODE:
             node = self._root(namespace)
         elif match.inside < len(node.key):
@@ -102,7 +152,7 @@ class RadixCache(RadixIndex):
             step = step.parent
         self._lock(node)
         num_pages = match.num_tokens // self.page_size
-        for kind in self.kinds:
+        for kind in self.kinds.resumed:
             kind.touch(node, num_pages)
         self.tenants.use(tenant, at)
         return Pin(node, num_pages, author, tenant)
@@ -116,19 +166,19 @@ class RadixCache(RadixIndex):
         completed steps. The pin moves to the end of them.
         """
         start = pin.num_pages
-        end = (start + len(pages)) * self._page_bytes
-        nodes, chunks, inside, position = self._walk(pin.node, key, start * self._page_bytes, end)
+        end = (start + len(pages)) * self.index.page_bytes
+        nodes, chunks, inside, position = self.index.walk(pin.node, key, start * self.index.page_bytes, end)
         if nodes and inside < len(nodes[-1].key):
             nodes[-1] = self._split(nodes[-1], inside)
         node, replaced, remapped = pin.node, NO_IDS, list[Ids]()
         if nodes:
             node, replaced = nodes[-1], np.concatenate(chunks)
-            remapped = [kind.replaced(nodes, replaced, pages[: len(replaced)], owner) for kind in self.kinds]
+            remapped = [kind.replaced(nodes, replaced, pages[: len(replaced)], owner) for kind in self.kinds.replaced]
         adopted = pages[len(replaced) :]
         if len(adopted):
             self._slots.transfer(adopted, owner, CACHE)
             node = self._attach(node, key[position:end], adopted, pin)
-            for kind in self.kinds:
+            for kind in self.kinds.attached:
                 kind.attached(node, owner)
         if node is not pin.node:
             self.clock += 1
@@ -137,7 +187,7 @@ class RadixCache(RadixIndex):
             self._lock(node)
             self._unlock(pin.node)
             pin.node = node
-        pin.num_pages = end // self._page_bytes
+        pin.num_pages = end // self.index.page_bytes
         return Adoption(replaced, len(adopted), np.concatenate(remapped) if remapped else NO_IDS)
 
     def insert(self, key: bytes, pages: Ids, owner: int, namespace: str = "", author: str = OPERATOR) -> Adoption:
@@ -154,7 +204,7 @@ class RadixCache(RadixIndex):
         """Free `num_pages` unpinned pages, or all there are: leaf by leaf in the policy's order, of the tenant that
         holds the most for its weight (C32), and of the last leaf only its end. Returns how many pages. They are missed
         from then on because of `why`."""
-        return self._evict(self._victims(), num_pages, why)
+        return self._evict(self._leaves.victims(self.shares), num_pages, why)
 
     def _evict(self, victims: Iterator[Node], num_pages: int, why: MissReason, most_leaves: int = sys.maxsize) -> int:
         freed: list[Ids] = []
@@ -163,45 +213,26 @@ class RadixCache(RadixIndex):
             count = len(node.pages)
             if count > missing and not self._at_ends:
                 count = missing
-                self._split(node, len(node.key) - count * self._page_bytes)
+                self._split(node, len(node.key) - count * self.index.page_bytes)
             freed.append(node.pages)
             missing -= count
             self._remove_leaf(node, why)
         count = num_pages - missing
         if count:
-            self.version += 1
+            self.index.version += 1
             self.num_pages -= count
             self.num_evictable -= count
             self.num_evicted_pages += count
             self._slots.return_ids(np.concatenate(freed), CACHE)
         return count
 
-    def _victims(self) -> Iterator[Node]:
-        """The next leaf to evict, each time; the caller evicts it."""
-        for tenant, rest in self.shares.turns():
-            leaves = self._leaves.get(tenant)
-            while leaves and self.shares.held[tenant] > rest:
-                yield leaves[0][-1]
-
-    def _oldest(self) -> Iterator[Node]:
-        """Yield nodes to evict in the policy's order alone, whatever tenant they belong to."""
-        heap = [(leaves[0], leaves) for leaves in self._leaves.values() if leaves]
-        heapify(heap)
-        while heap:
-            rank, leaves = heap[0]
-            yield rank[-1]
-            if leaves:
-                heapreplace(heap, (leaves[0], leaves))
-            else:
-                heappop(heap)
-
     def lost(self, nodes: Iterable[Node]) -> None:
         """The cache dropped slots of a kind: matches made before are void, and the eviction rank of `nodes` has
         changed."""
-        self.version += 1
+        self.index.version += 1
         for node in nodes:
             if not node.children and not node.locks:
-                self._offer(node)
+                self._leaves.offer(node)
 
     def flush(self) -> int:
         """Evict everything that is not pinned now, and forget that it was there, unless it was released; returns how
@@ -225,13 +256,13 @@ class RadixCache(RadixIndex):
         """Evict one slice of what is to be flushed; returns whether there is more."""
         if not self._flushes:
             return False
-        count = self._evict(self._oldest(), self._num_to_flush, MissReason.EVICTED, _LEAVES_PER_SLICE)
+        count = self._evict(self._leaves.oldest(), self._num_to_flush, MissReason.EVICTED, _LEAVES_PER_SLICE)
         self._num_to_flush -= count
         if count and self._num_to_flush > 0:
             return True
         self._flushes = False
-        for root in list(self._roots.values()):
-            for node in self._subtree(root):
+        for root in list(self.index.roots.values()):
+            for node in self.index.subtree(root):
                 if told := node.tombstones:
                     node.tombstones = {first: why for first, why in told.items() if why is MissReason.RELEASED}
             self._forget_if_empty(root)
@@ -240,13 +271,13 @@ class RadixCache(RadixIndex):
     def clear(self, *, released: bool = False) -> None:
         """Forget everything, pins included; whose slots they were is for the pools' `clear` to forget. Where it was
         `released` it is remembered that it was there."""
-        gone = dict(islice(self._roots.items(), _MAX_EMPTY_ROOTS)) if released else {}
-        self._roots.clear()
+        gone = dict(islice(self.index.roots.items(), _MAX_EMPTY_ROOTS)) if released else {}
+        self.index.roots.clear()
         self._leaves.clear()
         self.shares.clear()
         self.num_pages = self.num_evictable = self._num_to_flush = 0
         self._flushes = False
-        self.version += 1
+        self.index.version += 1
         for kind in self.kinds:
             kind.clear()
         for name, root in gone.items():
@@ -255,7 +286,7 @@ class RadixCache(RadixIndex):
 
     def holder(self) -> Holder:
         """The pages that the cache holds, for an audit."""
-        return Holder(CACHE, np.concatenate([NO_IDS, *(node.pages for node in self.nodes())]))
+        return Holder(CACHE, np.concatenate([NO_IDS, *(node.pages for node in self.index.nodes())]))
 
     def check(self, pins: list[Pin]) -> None:
         """Assert the tree's invariants against the pins that exist: for tests and audits."""
@@ -264,11 +295,11 @@ class RadixCache(RadixIndex):
             own[id(pin.node)] = own.get(id(pin.node), 0) + 1
         pages = evictable = 0
         held: Counter[str] = Counter()
-        for root in self._roots.values():
-            for node in self._subtree(root):
+        for root in self.index.roots.values():
+            for node in self.index.subtree(root):
                 locked_children = sum(child.locks > 0 for child in node.children.values())
                 assert node.locks == own.pop(id(node), 0) + locked_children, "a lock count differs from its holders"
-                assert len(node.key) == len(node.pages) * self._page_bytes, (
+                assert len(node.key) == len(node.pages) * self.index.page_bytes, (
                     "an edge has not one page per page of tokens"
                 )
                 for first, child in node.children.items():
@@ -279,8 +310,8 @@ class RadixCache(RadixIndex):
                 evictable += len(node.pages) if node.locks == 0 else 0
         assert not own, "a pin's node is not in the tree"
         assert held == self.shares.held, f"tenants have {held} pages; booked {self.shares.held}"
-        for kind in self.kinds:
-            kind.check(self.nodes())
+        for kind in self.kinds.checked:
+            kind.check(self.index.nodes())
         assert (pages, evictable) == (self.num_pages, self.num_evictable), (
             f"counted {pages} pages, {evictable} evictable; booked {self.num_pages}, {self.num_evictable}"
         )
@@ -288,23 +319,23 @@ class RadixCache(RadixIndex):
     # -- the tree -------------------------------------------------------------------------------------------------
 
     def _root(self, namespace: str) -> Root:
-        root = self._roots.get(namespace)
+        root = self.index.roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = Root(namespace=namespace)
+            root = self.index.roots[namespace] = Root(namespace=namespace)
         return root
 
     def _forget_if_empty(self, root: Node) -> None:
         assert isinstance(root, Root)
-        if root.children or root.locks or (root.tombstones and len(self._roots) <= _MAX_EMPTY_ROOTS):
+        if root.children or root.locks or (root.tombstones and len(self.index.roots) <= _MAX_EMPTY_ROOTS):
             return
-        del self._roots[root.namespace]
+        del self.index.roots[root.namespace]
 
     def _attach(self, parent: Node, key: bytes, pages: Ids, pin: Pin) -> Node:
         node = Node(key, pages, parent, pin.author, pin.tenant)
-        first = key[: self._page_bytes]
+        first = key[: self.index.page_bytes]
         parent.children[first] = node
         parent.tombstones.pop(first, None)
-        self._withdraw(parent)  # no longer a leaf
+        self._leaves.withdraw(parent)  # no longer a leaf
         self.num_pages += len(pages)
         self.num_evictable += len(pages)
         self.shares.add(pin.tenant, len(pages))
@@ -312,16 +343,16 @@ class RadixCache(RadixIndex):
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut an edge after `at` bytes; returns the upper part. `node` stays the deeper one, so pins on it hold."""
-        parent, num_pages = node.parent, at // self._page_bytes
+        parent, num_pages = node.parent, at // self.index.page_bytes
         assert parent is not None
         upper = Node(node.key[:at], node.pages[:num_pages], parent, node.author, node.tenant)
         upper.last_access, upper.hits, upper.priority = node.last_access, node.hits, node.priority
         upper.locks = 1 if node.locks else 0
-        parent.children[node.key[: self._page_bytes]] = upper
+        parent.children[node.key[: self.index.page_bytes]] = upper
         node.key, node.pages, node.parent = node.key[at:], node.pages[num_pages:], upper
-        upper.children[node.key[: self._page_bytes]] = node
-        self.version += 1
-        for kind in self.kinds:
+        upper.children[node.key[: self.index.page_bytes]] = node
+        self.index.version += 1
+        for kind in self.kinds.resumed:
             kind.split(upper, node)
         return upper
 
@@ -331,7 +362,7 @@ class RadixCache(RadixIndex):
             step.locks += 1
             if step.locks > 1:
                 return
-            self._withdraw(step)
+            self._leaves.withdraw(step)
             self.num_evictable -= len(step.pages)
             step = step.parent
 
@@ -346,31 +377,17 @@ class RadixCache(RadixIndex):
             if step.parent is None:
                 self._forget_if_empty(step)
             elif not step.children:
-                self._offer(step)
+                self._leaves.offer(step)
             step = step.parent
-
-    def _offer(self, leaf: Node) -> None:
-        """Make a leaf a candidate for eviction."""
-        useful = all(kind.num_kept(leaf) for kind in self._at_ends)  # what nobody can resume goes first
-        self._stamps += 1
-        self._withdraw(leaf)
-        leaf.rank = (useful, self._order(leaf), self._stamps, leaf)
-        self._leaves.setdefault(leaf.tenant, SortedList()).add(leaf.rank)
-
-    def _withdraw(self, node: Node) -> None:
-        """Make it no candidate, if it is one."""
-        if node.rank is not None:
-            self._leaves[node.tenant].remove(node.rank)
-            node.rank = None
 
     def _remove_leaf(self, node: Node, why: MissReason) -> None:
         parent = node.parent
         assert parent is not None
-        for kind in self.kinds:
+        for kind in self.kinds.attached:
             kind.removed(node)
-        first = node.key[: self._page_bytes]
+        first = node.key[: self.index.page_bytes]
         del parent.children[first]
-        self._withdraw(node)
+        self._leaves.withdraw(node)
         self.shares.add(node.tenant, -len(node.pages))
         told = parent.tombstones
         if len(told) >= (_MAX_RELEASED if why is MissReason.RELEASED else _MAX_TOMBSTONES):
@@ -381,4 +398,4 @@ class RadixCache(RadixIndex):
         if parent.parent is None:
             self._forget_if_empty(parent)
         else:
-            self._offer(parent)
+            self._leaves.offer(parent)

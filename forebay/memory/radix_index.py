@@ -1,14 +1,14 @@
-"""Looking things up in the prefix tree: how far a prompt is cached, where it can resume, and where it leaves others."""
+"""Look-ups in the prefix tree: how much of a prompt is cached, where it resumes, and where it differs from others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Final
 
 import numpy as np
 
-from forebay.memory.kinds.kind import CachedKind
+from forebay.memory.kinds.kind import Kinds
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import MISSES, NOTHING_ELSE, OPERATOR, TOKEN_BYTES, Match, Node, Root, may_see
 from forebay.memory.slots import Ids
@@ -20,24 +20,23 @@ _Walk = tuple[list[Node], list[Ids], int, int]
 
 
 class RadixIndex:
-    """A tree per namespace. `kinds` are what layers keep besides full KV; `version` grows whenever a match made before
-    may no longer be right."""
+    """The prefix tree of each namespace, by its `roots`. `kinds` are what layers keep besides full KV. `version` grows
+    with each change after which an earlier match may be wrong."""
 
-    def __init__(self, page_size: int, kinds: Sequence[CachedKind]) -> None:
-        self.kinds = tuple(kinds)
-        self._limits = tuple(kind for kind in kinds if kind.missing is not MissReason.NONE)  # others end no hit
+    def __init__(self, page_size: int, kinds: Kinds) -> None:
+        self.kinds, self._limits = kinds, kinds.resumed  # other kinds end no hit
         self.page_size = page_size
         self.version = 0
-        self._page_bytes = page_size * TOKEN_BYTES
-        self._roots: dict[str, Root] = {}
+        self.page_bytes = page_size * TOKEN_BYTES
+        self.roots: dict[str, Root] = {}
 
     def match(self, key: bytes, namespace: str = "") -> Match:
-        """The longest cached prefix of `key` in whole pages that can be resumed. Changes nothing."""
-        end = len(key) - len(key) % self._page_bytes
-        root = self._roots.get(namespace)
+        """Return the longest cached prefix of `key` in whole pages that can be resumed, without changing the tree."""
+        end = len(key) - len(key) % self.page_bytes
+        root = self.roots.get(namespace)
         if root is None or not end:
             return MISSES[MissReason.EMPTY if end else MissReason.BELOW_PAGE]
-        nodes, chunks, inside, position = self._walk(root, key, 0, end)
+        nodes, chunks, inside, position = self.walk(root, key, 0, end)
         if not nodes:
             return MISSES[self._reason(root, 0, key, 0)]
         node = nodes[-1]
@@ -46,10 +45,12 @@ class RadixIndex:
         match = Match(node, inside, chunks, tokens, reason, tokens, reason, NOTHING_ELSE, self.version)
         return self._cut(match, nodes) if self._limits else match
 
-    def _walk(self, node: Node, key: bytes, position: int, end: int) -> _Walk:
-        """Down from `node`, whose edge ends at `position` of `key`, along `key[position:end]` as far as whole pages of
-        it are there: the nodes and their pages, how many bytes of the last one's edge, and the position reached."""
-        page_bytes = self._page_bytes
+    def walk(self, node: Node, key: bytes, position: int, end: int) -> _Walk:
+        """Walk down from `node`, whose edge ends at byte `position` of `key`, along the whole pages of
+        `key[position:end]` that are in the tree.
+
+        Return the nodes and their pages, the number of bytes of the last node's edge, and the position reached."""
+        page_bytes = self.page_bytes
         nodes: list[Node] = []
         chunks: list[Ids] = []
         inside = 0
@@ -71,10 +72,10 @@ class RadixIndex:
         return nodes, chunks, inside, position
 
     def _reason(self, node: Node, inside: int, key: bytes, position: int) -> MissReason:
-        """Why a walk ended at `position`, so far inside of `node`."""
+        """Return why a walk ended at `position`, which is `inside` bytes into the edge of `node`."""
         if inside < len(node.key):
             return MissReason.DIVERGED
-        if why := node.tombstones.get(key[position : position + self._page_bytes]):
+        if why := node.tombstones.get(key[position : position + self.page_bytes]):
             return why
         if isinstance(node, Root):
             return MissReason.EMPTY
@@ -101,22 +102,23 @@ class RadixIndex:
             start += len(node.pages)
         return match._replace(
             node=node,
-            inside=(end - start) * self._page_bytes,
+            inside=(end - start) * self.page_bytes,
             chunks=[pages[:end]],
             num_tokens=end * self.page_size,
             reason=reason,
         )
 
     def differs(self, key: bytes, namespace: str = "", author: str = OPERATOR) -> tuple[int, int]:
-        """Where `key` leaves the nearest cached prompt: the position in tokens, and the token there.
+        """Return the first position, in tokens, at which `key` differs from the nearest cached prompt, and the token of
+        that prompt.
 
-        (-1, -1) where it does not, because it or the cached one ends first, and where the token there is not
-        `author`'s: even the position would tell somebody else's prompt, one guess at a time (C29).
+        (-1, -1) if they do not differ, because one of them ends first. The same if another author cached that token:
+        the position alone would reveal the other prompt, one token at a time (C29).
         """
-        root = self._roots.get(namespace)
+        root = self.roots.get(namespace)
         if root is None:
             return -1, -1
-        nodes, _, inside, position = self._walk(root, key, 0, len(key) - len(key) % self._page_bytes)
+        nodes, _, inside, position = self.walk(root, key, 0, len(key) - len(key) % self.page_bytes)
         nearest: Node | None
         if nodes and inside < len(nodes[-1].key):
             nearest, position = nodes[-1], position - inside
@@ -134,18 +136,15 @@ class RadixIndex:
     def _common(self, key: bytes, edge: bytes, position: int, end: int) -> int:
         """Bytes of whole pages that `edge` and `key[position:end]` share; the first page is known to be shared."""
         shared = min(_shared(key, position, edge), end - position)
-        return shared - shared % self._page_bytes
-
-    @property
-    def roots(self) -> list[Root]:
-        return list(self._roots.values())
+        return shared - shared % self.page_bytes
 
     def nodes(self) -> Iterator[Node]:
         """Yield all nodes of all namespaces, parents before their children."""
-        return chain.from_iterable(map(self._subtree, self._roots.values()))
+        return chain.from_iterable(map(self.subtree, self.roots.values()))
 
     @staticmethod
-    def _subtree(root: Node) -> Iterator[Node]:
+    def subtree(root: Node) -> Iterator[Node]:
+        """Yield a node and all nodes below it, parents before their children."""
         stack = [root]
         while stack:
             node = stack.pop()

@@ -16,7 +16,7 @@ def survey(index: RadixIndex, secret: bytes, idle_s: Callable[[int], float]) -> 
     """Every node behind its parent, and None for each that has gone since its parent was passed: the tree may change
     between two of them, and nodes that come meanwhile may be left out. `idle_s` is how long ago a use was, by the
     tree's clock. Names are digests of whole first pages, keyed with `secret`: they confirm no guess (C29)."""
-    for root in index.roots:
+    for root in list(index.roots.values()):
         name = _name(secret, b"", root.namespace.encode())
         yield _branch(index, root, name, b"", idle_s)
         stack: list[tuple[Node, bytes, Iterator[bytes]]] = [(root, name, iter(list(root.children)))]
@@ -49,6 +49,6 @@ def _branch(index: RadixIndex, node: Node, name: bytes, parent: bytes, idle_s: C
         locks=node.locks,
         hits=node.hits,
         idle_s=idle_s(node.last_access),
-        kept=[kind.num_kept(node) for kind in index.kinds],
+        kept=index.kinds.num_kept(node),
         tokens=node.key[: TOLD_TOKENS * TOKEN_BYTES],
     )

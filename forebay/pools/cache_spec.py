@@ -22,7 +22,7 @@ from forebay.memory.kinds.declared import CacheSizes, KindSize
 from forebay.memory.kinds.resident.residents import RESIDENT
 from forebay.memory.kinds.ring.rings import RING
 from forebay.memory.kinds.state.hybrid_rows import STATE
-from forebay.memory.kinds.window.windows import WINDOW
+from forebay.memory.kinds.window.cached_windows import WINDOW
 from forebay.memory.kv_allocator import KV
 
 PER_PAGE: Final = 0

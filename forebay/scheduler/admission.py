@@ -208,8 +208,7 @@ class AdmissionPass:
             return None
         report = self._admit(req, match, encoded)
         if report is None:
-            if req is not self._for_pictures:
-                self._does_not_fit(req, lacks_row=self._pools.scarce is not None)
+            self._does_not_fit(req, lacks_row=self._pools.scarce is not None)
             return None
         self._num_startable -= 1
         if req.account is self._queues.claimant:
@@ -236,7 +235,9 @@ class AdmissionPass:
         return [other for other in queues.encoding.values() if other is not req and req.overtaken < MAX_OVERTAKES]
 
     def _does_not_fit(self, req: Request, *, lacks_row: bool) -> None:
-        """Pass over a request that does not fit, or let all others wait for it."""
+        """Pass over a request that does not fit, or let all others wait for it; nothing if it waits for pictures."""
+        if req is self._for_pictures:
+            return
         queues = self._queues
         returning = self._pools.deferred.is_freeing or bool(queues.finishing)
         queues.blocked = queues.blocked or Blocked(req, lacks_row, returning)
@@ -246,7 +247,7 @@ class AdmissionPass:
 
     def _report(self, req: Request, match: Match) -> CacheReport:
         pools, copies = self._pools, self._memory.host_copies
-        differs_at, there = pools.cache.differs(req.key(len(req.tokens)), req.cache_namespace, req.author)
+        differs_at, there = pools.cache.index.differs(req.key(len(req.tokens)), req.cache_namespace, req.author)
         here = req.tokens[differs_at] if differs_at >= 0 else -1
         if pools.pictures is not None:
             here, there = pools.pictures.as_tokens(np.array([here, there])).tolist()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from forebay.memory.holding import Allocation
-from forebay.memory.kinds.kind import Kind
+from forebay.memory.kinds.kind import AttachedKind, Kind, LockedKind
 from forebay.memory.radix_node import Node
 from forebay.memory.slots import CACHE, NO_OWNER, NO_SLOT, Holder
 from forebay.requests.request import Request
@@ -24,17 +24,18 @@ def audit(pools: Pools, reqs: Sequence[Request]) -> None:
     pools.cache.check([held.pin for held in allocations] + [entry.pin for entry in deferred if entry.pin])
     pages = [Holder(held.id, pools.rows.pages(held.row, held.pin.num_pages, held.num_pages)) for held in allocations]
     pages += [Holder(entry.request_id, entry.pages) for entry in deferred]
-    pools.kv.audit(chain(_owned(pages), (Holder(CACHE, node.pages) for node in pools.cache.nodes())))
+    pools.kv.audit(chain(_owned(pages), (Holder(CACHE, node.pages) for node in pools.cache.index.nodes())))
     for kind in pools.kinds:
         _audit_kind(kind, pools, allocations)
 
 
 def _audit_kind(kind: Kind, pools: Pools, allocations: Sequence[Allocation]) -> None:
     released = [(entry.request_id, part) for entry in pools.deferred.entries for part in entry.holdings]
-    released = [(owner, holding) for owner, holding in released if holding.kind is kind]
-    kind.check_locks(allocations, [holding for _, holding in released])
+    released = [(owner, holding) for owner, holding in released if holding.kind.slots is kind.slots]
+    if isinstance(kind, LockedKind):
+        kind.check_locks(allocations, [holding for _, holding in released])
     slots = [*map(kind.holder, allocations), *(Holder(owner, holding.ids) for owner, holding in released)]
-    kind.slots.audit(chain(_owned(slots), _cached(kind, pools.cache.nodes())))
+    kind.slots.audit(chain(_owned(slots), _cached(kind, pools.cache.index.nodes())))
 
 
 def _owned(holders: Iterable[Holder]) -> Iterator[Holder]:
@@ -42,4 +43,5 @@ def _owned(holders: Iterable[Holder]) -> Iterator[Holder]:
 
 
 def _cached(kind: Kind, nodes: Iterable[Node]) -> Iterator[Holder]:
-    return (kind.cached([node]) for node in nodes)
+    parts = [part for part in kind.parts if isinstance(part, AttachedKind)]
+    return (part.cached([node]) for node in nodes for part in parts)

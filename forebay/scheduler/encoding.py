@@ -99,7 +99,7 @@ def restart_ids(queues: Queues, pictures: Pictures) -> None:
     cache = queues.pools.cache
     cache.flush()
     in_use = [np.frombuffer(req.tokens, dtype=np.int32) for req in (*queues.requests.values(), *queues.finishing)]
-    in_use += [np.frombuffer(node.key, dtype=np.int32) for node in cache.nodes()]
+    in_use += [np.frombuffer(node.key, dtype=np.int32) for node in cache.index.nodes()]
     pictures.restart_ids(np.concatenate([NO_IDS, *in_use]))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from forebay.base.parts import Mask
 from forebay.memory.draft import Draft
-from forebay.memory.kinds.kind import Kind
+from forebay.memory.kinds.kind import Kinds
 from forebay.memory.pictures import Pictures
 from forebay.memory.slots import NO_IDS, PAD, Ids
 from forebay.requests.request import Request
@@ -70,12 +70,12 @@ class StepDraft(Draft):
         if self.prebuilt:
             self.prebuilt = [req for req in self.prebuilt if req.held]
 
-    def freeze(self, decodes: Ids, admitted: Sequence[Request], kinds: Sequence[Kind]) -> StepPlan:
+    def freeze(self, decodes: Ids, admitted: Sequence[Request], kinds: Kinds) -> StepPlan:
         """Return the plan of the draft and of the decodes in these rows; `admitted` are the requests that start."""
         sequences = self._sequences(decodes)
         work = _Work()
-        if kinds:
-            work["kinds"] = kind_work({kind.name: kind.columns(self, sequences["rows"]) for kind in kinds})
+        if kinds.planned:
+            work["kinds"] = kind_work({kind.name: kind.columns(self, sequences["rows"]) for kind in kinds.planned})
         write_rows, columns, pages = self.row_writes
         if len(write_rows):
             work["writes"] = RowWrites(write_rows=write_rows, write_columns=columns, write_pages=pages)

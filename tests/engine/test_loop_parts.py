@@ -93,14 +93,16 @@ def test_survey_is_of_its_cache_with_a_secret_and_shows_placeholders(monkeypatch
         yield from (None, branch)
 
     monkeypatch.setattr(surveys, "survey", survey)
-    cache: Any = SimpleNamespace(clock=1, kinds=[SimpleNamespace(name="kv"), SimpleNamespace(name="state")])
+    cache: Any = SimpleNamespace(
+        clock=1, index=SimpleNamespace(), kinds=[SimpleNamespace(name="kv"), SimpleNamespace(name="state")]
+    )
     pictures: Any = SimpleNamespace(as_tokens=lambda tokens: np.where(tokens < 0, 9, tokens).astype(np.int32))
     for shown, tokens in ((None, [5, -7]), (pictures, [5, 9])):
         part = surveys.Surveys(cache, shown).part(GetTree(serial=3, begin=True), 0.0)
         [found] = part.branches
         assert np.frombuffer(found.tokens, dtype=np.int32).tolist() == tokens
         assert (part.answers, part.kinds, part.more, part.is_cut) == (3, ["kv", "state"], False, False)
-    assert [arguments[0] for arguments in asked] == [cache] * 2
+    assert [arguments[0] for arguments in asked] == [cache.index] * 2
     assert {len(arguments[1]) for arguments in asked} == {32}
     assert asked[0][1] != asked[1][1]
     again = surveys.Surveys(cache)

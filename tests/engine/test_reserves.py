@@ -14,8 +14,8 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.memory.division import divide_memory
 from forebay.memory.kinds.build import make_kinds
 from forebay.memory.kinds.kind import Reserve
+from forebay.memory.kinds.window.cached_windows import WINDOW
 from forebay.memory.kinds.window.demand import window_reserve
-from forebay.memory.kinds.window.windows import WINDOW
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.models import needs_of
 from forebay.pools.cache_spec import cache_sizes

@@ -19,6 +19,7 @@ class Cache:
     def __init__(self, num_nodes: int = 0) -> None:
         self.clock, self.num_nodes = 0, num_nodes
         self.kinds = [SimpleNamespace(name="kv")]
+        self.index = SimpleNamespace()
         self.idle_s: Callable[[int], float] = lambda used: 0.0
 
     def survey(self, cache: object, secret: bytes, idle_s: Callable[[int], float]) -> Iterator[None]:

@@ -11,12 +11,13 @@ from forebay.memory.budget import KV
 from forebay.memory.holding import Allocation, RowTable
 from forebay.memory.kinds.build import KINDS, has_pages, make_kinds, per_request, per_token
 from forebay.memory.kinds.declared import CacheSizes, KindSize
+from forebay.memory.kinds.kind import Kinds
 from forebay.memory.kinds.ring.declaration import STATE_RINGS, RingDemand
 from forebay.memory.kinds.ring.rings import RING, Rings
+from forebay.memory.kinds.state.cached_states import CachedStates
 from forebay.memory.kinds.state.hybrid_rows import STATE
-from forebay.memory.kinds.window.windows import WINDOW
+from forebay.memory.kinds.window.cached_windows import WINDOW, CachedWindows
 from forebay.memory.req_to_token_pool import ReqToTokenPool
-from forebay.memory.slots import CACHE
 from tests.memory.test_resident_demand import DEMAND
 
 RESIDENT = "resident"
@@ -35,7 +36,7 @@ def test_kinds_have_pages_and_are_resumed_at_ends_as_declared() -> None:
     kinds = {declared.name: declared.kind for declared in KINDS}
     assert kinds.keys() == {STATE, WINDOW, RING, RESIDENT}
     assert {name for name in (KV, *kinds) if has_pages(name)} == {KV, WINDOW, RESIDENT}
-    assert {name for name, kind in kinds.items() if kind.at_ends} == {STATE}
+    assert (CachedStates.at_ends, CachedWindows.at_ends) == (True, False)
 
 
 def test_bytes_of_a_token_are_those_of_pages_without_copies_and_of_a_request_all_others() -> None:
@@ -73,7 +74,7 @@ def test_c24_ring_is_its_rows_and_the_cache_keeps_none() -> None:
     held.row = 2
     assert rings.transfer_slots(held, rings.holder(held).ids).tolist() == [2]
     assert (rings.holder(held).owner, rings.holder(held).ids.tolist()) == (7, [])
-    assert (rings.cached([]).owner, rings.cached([]).ids.tolist()) == (CACHE, [])
+    assert not Kinds([rings]).attached
 
 
 @pytest.mark.parametrize("rows", [1, 5])

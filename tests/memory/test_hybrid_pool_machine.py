@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from forebay.memory.kinds.kind import Kinds
 from forebay.memory.kinds.state.cached_states import CachedStates
 from forebay.memory.kinds.state.hybrid_rows import HybridReqToTokenPool
 from forebay.memory.kinds.window.windows import Windows
@@ -22,6 +23,7 @@ from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import Match, Node, Pin
 from forebay.memory.slots import PAD, Holder, Ids
+from tests.kinds_of import CachedAlone
 from tests.memory.test_pool_machine import (
     FULL_PARTS,
     MAX_PAGES_PER_REQUEST,
@@ -76,7 +78,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
         )
         self.windows = Windows(num_pages, num_pages, self.rows, window=window)
         self.kept = CachedStates(self.rows.mamba_pool)
-        self.cache = RadixCache(self.kv, page_size, kinds=[self.kept, self.windows])
+        self.cache = RadixCache(self.kv, page_size, kinds=Kinds([CachedAlone(self.kept), self.windows]))
         self.tenants: list[Tenant] = []
         self.retracted: list[tuple[bytes, str]] = []
         self.cached: dict[Prefix, int] = {}
@@ -103,18 +105,18 @@ class HybridPoolMachine(RuleBasedStateMachine):
     def admit(self, key: bytes, namespace: str) -> None:
         self.num_tenants += 1
         tenant = Tenant(self.num_tenants, key, namespace)
-        match = self.cache.match(key, namespace)
+        match = self.cache.index.match(key, namespace)
         self.check_match(match, key, namespace)
         tenant.pin = self.cache.pin(match, namespace)
         total, held = -(-len(key) // self.page_bytes), len(match.pages)
         needed = self.first_read(held * self.page_size)
         if held:
             self.kept.lock(tenant.pin.node, match.pages)
-        self.windows.lock_windows(match.pages[needed:])
+        self.windows.map.lock(match.pages[needed:])
         num_states = self.rows.mamba_pool.num_free + self.kept.num_evictable
         fits = total - held <= self.kv.num_free + self.cache.num_evictable and num_states
         if not fits or not self.rows.available_size() or not self.take_windows_of(total - held):
-            self.windows.unlock_windows(match.pages[needed:])
+            self.windows.map.unlock(match.pages[needed:])
             if held:
                 self.kept.unlock(tenant.pin.node, match.pages)
             self.cache.unpin(tenant.pin)
@@ -166,15 +168,17 @@ class HybridPoolMachine(RuleBasedStateMachine):
             self.cached.setdefault(self.prefix(tenant, at + 1), tenant.pages[at])
         tenant.pages[start : start + len(there)] = there
         replaced = own[: len(there)]
-        self.windows.slots.return_ids(self.windows.detach(replaced), tenant.id)
+        self.windows.slots.return_ids(self.windows.map.detach(replaced), tenant.id)
         self.kv.return_ids(replaced, tenant.id)
         # Of the pages that are the cache's now it goes on reading those whose windows it holds.
         tenant.window_start = max(tenant.window_start, self.first_window(tenant, start, stop))
-        self.windows.lock_windows(np.array(tenant.pages[max(start, tenant.window_start) : stop], dtype=np.int64))
+        self.windows.map.lock(np.array(tenant.pages[max(start, tenant.window_start) : stop], dtype=np.int64))
 
     def first_window(self, tenant: Tenant, start: int, stop: int) -> int:
         """Windows that the cache had lost, and the request behind them too, are not there to be locked."""
-        gone = [at for at in range(start, stop) if not self.windows.is_there(self.ids(tenant.pages[at : at + 1]))[0]]
+        gone = [
+            at for at in range(start, stop) if not self.windows.map.is_there(self.ids(tenant.pages[at : at + 1]))[0]
+        ]
         return gone[-1] + 1 if gone else 0
 
     def give_state(self, tenant: Tenant, slot: int) -> None:
@@ -196,8 +200,8 @@ class HybridPoolMachine(RuleBasedStateMachine):
     def let_go_of_windows(self, tenant: Tenant, start: int, stop: int) -> None:
         pinned = min(max(tenant.pin.num_pages - start, 0), stop - start)
         pages = self.ids(tenant.pages[start:stop])
-        self.windows.unlock_windows(pages[:pinned])
-        self.windows.slots.return_ids(self.windows.detach(pages[pinned:]), tenant.id)
+        self.windows.map.unlock(pages[:pinned])
+        self.windows.slots.return_ids(self.windows.map.detach(pages[pinned:]), tenant.id)
 
     @precondition(lambda self: self.tenants)
     @rule(which=WHICH, retracted=st.booleans(), keeps_state=st.booleans())
@@ -246,12 +250,12 @@ class HybridPoolMachine(RuleBasedStateMachine):
         self.states = states
 
     def evict_windows(self, num_windows: int) -> None:
-        locked = [page for page in self.cached.values() if self.windows.locks[page]]
+        locked = [page for page in self.cached.values() if self.windows.map.locks[page]]
         free = self.windows.slots.num_free
-        count = self.windows.evict(num_windows)
+        count = self.windows.in_tree.evict(num_windows)
         assert self.windows.slots.num_free == free + count
-        assert count == num_windows or self.windows.num_evictable == 0
-        assert self.windows.is_there(self.ids(locked)).all()
+        assert count == num_windows or self.windows.in_tree.num_evictable == 0
+        assert self.windows.map.is_there(self.ids(locked)).all()
 
     @rule()
     def flush(self) -> None:
@@ -271,12 +275,12 @@ class HybridPoolMachine(RuleBasedStateMachine):
         for tenant in self.tenants:
             own = self.ids(tenant.pages[tenant.pin.num_pages :])
             pages.append(Holder(tenant.id, own))
-            there = self.windows.full_to_window[own]
+            there = self.windows.map.full_to_window[own]
             windows.append(Holder(tenant.id, there[there != PAD].astype(np.int64)))
             slots.append(Holder(tenant.id, self.ids(self.rows.slots_of(tenant.row))))
         self.kv.audit([*pages, self.cache.holder()])
-        self.windows.slots.audit([*windows, self.windows.cached(self.cache.nodes())])
-        self.rows.mamba_pool.audit([*slots, self.kept.cached(self.cache.nodes())])
+        self.windows.slots.audit([*windows, self.windows.in_tree.cached(self.cache.index.nodes())])
+        self.rows.mamba_pool.audit([*slots, self.kept.cached(self.cache.index.nodes())])
 
     @invariant()
     def the_tree_holds_exactly_what_was_adopted(self) -> None:
@@ -285,14 +289,14 @@ class HybridPoolMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_read_has_its_window(self) -> None:
         """C5: nobody's window goes while somebody reads it, and nothing stays locked that nobody reads."""
-        locks = np.zeros_like(self.windows.locks)
+        locks = np.zeros_like(self.windows.map.locks)
         for tenant in self.tenants:
             read = self.ids(tenant.pages[tenant.window_start : tenant.pin.num_pages])
-            assert self.windows.is_there(read).all()
+            assert self.windows.map.is_there(read).all()
             locks[read] += 1
-        assert (locks == self.windows.locks).all()
+        assert (locks == self.windows.map.locks).all()
         cached = self.ids(list(self.cached.values()))
-        assert self.windows.num_cached == int(self.windows.is_there(cached).sum())
+        assert self.windows.num_cached == int(self.windows.map.is_there(cached).sum())
 
     # -- the model's side ---------------------------------------------------------------------------------------------
 
@@ -303,7 +307,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
 
         def has_window(end: int) -> bool:
             first = self.first_read(end * self.page_size)
-            return bool(self.windows.is_there(self.ids(pages[first:end])).all())
+            return bool(self.windows.map.is_there(self.ids(pages[first:end])).all())
 
         def has_state(end: int) -> bool:
             return end == 0 or (namespace, key[: end * self.page_bytes]) in self.states
@@ -317,7 +321,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
 
     def first_read(self, kv_len: int) -> int:
         """Index of the first page that the token at position `kv_len` attends to: itself and window - 1 before it."""
-        return max(0, kv_len - self.windows.window + 1) // self.page_size
+        return max(0, kv_len - self.windows.map.window + 1) // self.page_size
 
     def prefix(self, tenant: Tenant, num_pages: int) -> Prefix:
         return tenant.namespace, tenant.key[: num_pages * self.page_bytes]
@@ -341,7 +345,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
             for child in node.children.values():
                 walk(child, namespace, key + node.key)
 
-        for namespace, root in self.cache._roots.items():
+        for namespace, root in self.cache.index.roots.items():
             walk(root, namespace, b"")
         return pages, states
 

@@ -63,7 +63,7 @@ class PoolMachine(RuleBasedStateMachine):
     def admit(self, tokens: list[int], namespace: str, priority: int) -> None:
         self.num_tenants += 1
         tenant = Tenant(self.num_tenants, tokens, namespace)
-        match = self.cache.match(tenant.key, namespace)
+        match = self.cache.index.match(tenant.key, namespace)
         assert match.pages.tolist() == self.longest_prefix(tenant.key, namespace)
         tenant.pin = self.cache.pin(match, namespace, priority)
         need = -(-len(tenant.key) // self.page_bytes) - len(match.pages)
@@ -202,7 +202,7 @@ class PoolMachine(RuleBasedStateMachine):
             for child in node.children.values():
                 walk(child, namespace, key + node.key)
 
-        for namespace, root in self.cache._roots.items():
+        for namespace, root in self.cache.index.roots.items():
             walk(root, namespace, b"")
         return found
 

@@ -33,13 +33,13 @@ class Rig:
         return np.concatenate([adoption.replaced, pages[num_replaced:]])
 
     def cached(self, *tokens: int, namespace: str = "") -> int:
-        return self.cache.match(key(*tokens), namespace).num_tokens
+        return self.cache.index.match(key(*tokens), namespace).num_tokens
 
     def reason(self, *tokens: int, namespace: str = "") -> MissReason:
-        return self.cache.match(key(*tokens), namespace).reason
+        return self.cache.index.match(key(*tokens), namespace).reason
 
     def pin(self, *tokens: int, priority: int = 0) -> Pin:
-        return self.cache.pin(self.cache.match(key(*tokens)), priority=priority)
+        return self.cache.pin(self.cache.index.match(key(*tokens)), priority=priority)
 
     def check(self, *pins: Pin) -> None:
         self.cache.check(list(pins))
@@ -49,7 +49,7 @@ class Rig:
 def test_a_prefix_is_found_in_whole_pages_with_its_pages():
     rig = Rig(page_size=2)
     pages = rig.insert(1, 2, 3, 4, 5, 6)
-    match = rig.cache.match(key(1, 2, 3, 4, 5))
+    match = rig.cache.index.match(key(1, 2, 3, 4, 5))
     assert match.num_tokens == 4
     assert match.pages.tolist() == pages[:2].tolist()
     assert rig.cached(1) == 0
@@ -60,8 +60,8 @@ def test_a_prefix_is_found_in_whole_pages_with_its_pages():
 def test_a_match_changes_nothing_until_it_is_pinned():
     rig = Rig(page_size=1)
     rig.insert(1, 2, 3, 4)
-    (node,) = rig.cache._roots[""].children.values()
-    rig.cache.match(key(1, 2, 9))
+    (node,) = rig.cache.index.roots[""].children.values()
+    rig.cache.index.match(key(1, 2, 9))
     assert len(node.pages) == 4
     pin = rig.pin(1, 2, 9)
     assert len(node.pages) == 2
@@ -101,7 +101,7 @@ def test_a5_keys_are_exact_tokens_whatever_any_hash_says(seed):
         data = tokens.astype(np.int32).tobytes()
         whole = [data[:n] for n in range(8, len(data) + 1, 8)]
         expected = max((len(p) // 4 for p in whole if p in stored[namespace]), default=0)
-        assert rig.cache.match(data, namespace).num_tokens == expected
+        assert rig.cache.index.match(data, namespace).num_tokens == expected
         hits += expected > 0
         if rng.random() < 0.02:
             rig.insert(*tokens.tolist(), namespace=namespace)
@@ -142,7 +142,7 @@ def test_a_pinned_leaf_is_not_evicted_although_it_was_next():
 def test_a_match_is_of_one_state_of_the_tree(change):
     rig = Rig(page_size=1)
     rig.insert(1, 2, 3, 4)
-    match = rig.cache.match(key(1, 2, 3, 4))
+    match = rig.cache.index.match(key(1, 2, 3, 4))
     changes = {"split": lambda: rig.pin(1, 2), "evict": lambda: rig.cache.evict(1), "clear": rig.cache.clear}
     changes[change]()
     with pytest.raises(AssertionError, match="changed since"):
@@ -234,7 +234,7 @@ def test_flush_forgets_all_that_is_not_pinned():
     assert rig.reason(5, 6) is MissReason.EMPTY
     rig.cache.unpin(pin)
     assert rig.cache.flush() == 2
-    assert not rig.cache._roots
+    assert not rig.cache.index.roots
     rig.check()
 
 
@@ -269,7 +269,7 @@ def test_client_chosen_namespaces_leave_nothing_behind_for_ever():
     for i in range(1000):
         rig.insert(1, 2, namespace=f"tenant-{i}")
         rig.cache.evict(2)
-    assert len(rig.cache._roots) <= 257
+    assert len(rig.cache.index.roots) <= 257
 
 
 def test_radix_cache_leaf_pinned_again_and_again_has_one_entry_among_the_leaves():
@@ -277,7 +277,7 @@ def test_radix_cache_leaf_pinned_again_and_again_has_one_entry_among_the_leaves(
     rig.insert(1, 2, 3)
     for _ in range(2000):
         rig.cache.unpin(rig.pin(1, 2, 3))
-    assert len(rig.cache._leaves) == 1
+    assert sum(map(len, rig.cache._leaves._of.values())) == 1
     assert rig.cache.evict(3) == 3
 
 
@@ -335,7 +335,7 @@ def test_random_use_agrees_with_a_set_of_prefixes(data, page_size, policy):
                     truth[tuple(wanted[: (i + 1) * page_size])] = page
         elif action == "pin":
             wanted = data.draw(tokens)
-            match = rig.cache.match(key(*wanted))
+            match = rig.cache.index.match(key(*wanted))
             found = tuple(wanted[: match.num_tokens])
             expected = [truth[found[: (i + 1) * page_size]] for i in range(len(found) // page_size)]
             assert match.pages.tolist() == expected

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.memory.kinds.kind import Kinds
 from forebay.memory.kinds.state.cached_states import CachedStates
 from forebay.memory.kinds.state.hybrid_rows import MambaPool
 from forebay.memory.kinds.window.windows import Windows
@@ -13,6 +14,7 @@ from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import OPERATOR, Match, Pin
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, PAD, Slots
+from tests.kinds_of import CachedAlone
 
 ALICE = 1
 
@@ -31,14 +33,15 @@ class Rig:
         self.states = CachedStates(MambaPool(num_slots)) if num_slots else None
         rows = ReqToTokenPool(1, 100, page_size=page_size)
         self.windows = Windows(num_pages, num_pages, rows, window=window) if window else None
-        kinds = [kind for kind in (self.states, self.windows) if kind]
-        self.cache = RadixCache(self.kv, page_size, kinds=kinds, weights=weights)
+        kinds = [CachedAlone(self.states)] if self.states else []
+        kinds += [self.windows] if self.windows else []
+        self.cache = RadixCache(self.kv, page_size, kinds=Kinds(kinds), weights=weights)
 
     def insert(self, tokens: list[int], *state_at: int, **who) -> Pin:
         """Compute and adopt a prefix, with states after so many tokens; the pin at its end, which is let go. `who` says
         whose it is."""
         ps = self.cache.page_size
-        pin = self.cache.pin(self.cache.match(b""), **who)
+        pin = self.cache.pin(self.cache.index.match(b""), **who)
         pages = self.kv.take_ids(len(tokens) // ps, ALICE)
         if self.windows:
             self.windows.take(pages, ALICE)
@@ -47,7 +50,7 @@ class Rig:
             replaced = self.cache.extend_pin(pin, key(tokens), part, ALICE).replaced
             own = part[: len(replaced)]
             if self.windows:
-                self.windows.slots.return_ids(self.windows.detach(own), ALICE)
+                self.windows.slots.return_ids(self.windows.map.detach(own), ALICE)
             self.kv.return_ids(own, ALICE)
             if end in state_at:
                 self.attach(pin)
@@ -61,13 +64,13 @@ class Rig:
             self.states.pool.free(np.array([slot]), ALICE)
 
     def match(self, tokens: list[int]) -> Match:
-        return self.cache.match(key(tokens))
+        return self.cache.index.match(key(tokens))
 
     def check(self) -> None:
         self.cache.check([])
         self.kv.audit([self.cache.holder()])
-        for kind in self.cache.kinds:
-            kind.slots.audit([kind.cached(self.cache.nodes())])
+        for kind in self.cache.kinds.attached:
+            kind.slots.audit([kind.cached(self.cache.index.nodes())])
 
 
 A = list(range(100, 120))
@@ -92,7 +95,7 @@ def test_c20_kv_without_a_state_is_reported_by_kind():
 def test_c18_a_split_leaves_the_state_at_the_deeper_end():
     rig = Rig()
     rig.insert(A, 20)
-    rig.cache.unpin(rig.cache.pin(rig.cache.match(key(A[:20]))))
+    rig.cache.unpin(rig.cache.pin(rig.cache.index.match(key(A[:20]))))
     rig.insert(A[:10] + [7] * 10, 20)
     assert rig.match(A).num_tokens == 20
     assert rig.match(A[:15]).num_tokens == 0
@@ -102,7 +105,7 @@ def test_c18_a_split_leaves_the_state_at_the_deeper_end():
 
 def test_c18_a_state_of_another_length_is_not_adopted():
     rig = Rig()
-    pin = rig.cache.pin(rig.cache.match(b""))
+    pin = rig.cache.pin(rig.cache.index.match(b""))
     rig.cache.extend_pin(pin, key(A), rig.kv.take_ids(20, ALICE), ALICE)
     with pytest.raises(AssertionError, match="after 19 tokens"):
         rig.states.attach(pin, rig.states.pool.take_one(ALICE), 19, ALICE)
@@ -158,7 +161,8 @@ def test_a_match_is_void_when_a_kind_has_lost_something(kind):
     rig = Rig(window=4)
     rig.insert(A, 6, 20)
     match = rig.match(A)
-    getattr(rig, kind).evict(1)
+    part = rig.windows.in_tree if kind == "windows" else rig.states
+    part.evict(1)
     with pytest.raises(AssertionError, match="changed since"):
         rig.cache.pin(match)
 
@@ -212,12 +216,12 @@ def test_evicting_a_leaf_frees_its_state_and_its_windows():
 def evict_windows(rig: Rig, tokens: list[int], first: int, count: int) -> None:
     """The windows of tokens [first, first + count) go (page size 1)."""
     pages = _all_pages(rig, tokens)[first : first + count]
-    assert rig.windows.evict_from(pages, count) == count
-    rig.windows.shares.add("", -count)
+    assert rig.windows.in_tree.evict_from(pages, count) == count
+    rig.windows.in_tree.shares.add("", -count)
 
 
 def _all_pages(rig: Rig, tokens: list[int]) -> np.ndarray:
-    node, found = rig.cache._roots[""], []
+    node, found = rig.cache.index.roots[""], []
     data = key(tokens)
     while data:
         node = node.children[data[:4]]
@@ -256,7 +260,7 @@ def test_windows_of_the_least_recently_used_go_first_and_of_a_node_the_first_one
     rig.insert(A)
     rig.insert(A[:1] + [7] * 9)
     rig.cache.unpin(rig.cache.pin(rig.match(A)))
-    rig.windows.evict(25)
+    rig.windows.in_tree.evict(25)
     assert rig.match(A[:1] + [7] * 9).num_tokens == 0
     assert rig.match(A).num_tokens == 20
     rig.check()
@@ -267,12 +271,12 @@ def test_windows_of_both_parts_of_a_split_node_can_be_evicted_the_upper_ones_fir
     rig.insert(A)
     other = A[:10] + [7] * 10
     rig.insert(other)
-    assert rig.windows.evict(10) == 10
+    assert rig.windows.in_tree.evict(10) == 10
     assert [rig.match(tokens).num_tokens for tokens in (A, other)] == [20, 20], (
         "nobody who goes on needs the upper ones"
     )
     assert rig.match(A[:10]).num_tokens == 0
-    assert rig.windows.evict(100) == 20
+    assert rig.windows.in_tree.evict(100) == 20
     rig.check()
 
 
@@ -305,22 +309,24 @@ def test_c20_the_first_differing_token_is_found_within_pages_too(page_size, prom
     rig = Rig(page_size=page_size, num_slots=0)
     rig.insert(A)
     rig.insert([*A[:10], *[7] * 10])
-    assert rig.cache.differs(key(prompt)) == expected
+    assert rig.cache.index.differs(key(prompt)) == expected
 
 
 def test_c29_where_prompts_part_is_told_of_an_authors_own_only():
     rig = Rig(page_size=4, num_slots=0)
     rig.insert(A, author="alice")
     asked = key([*A[:13], 1, 2])
-    assert rig.cache.differs(asked, author="alice") == rig.cache.differs(asked, author=OPERATOR) == (13, A[13])
-    assert rig.cache.differs(asked, author="bob") == (-1, -1)
+    assert (
+        rig.cache.index.differs(asked, author="alice") == rig.cache.index.differs(asked, author=OPERATOR) == (13, A[13])
+    )
+    assert rig.cache.index.differs(asked, author="bob") == (-1, -1)
     # Bob's own beside it, which has less in common; then his own behind a beginning that Alice put there.
     rig.insert([*A[:12], 9, 9, 9, 9], author="bob")
-    assert rig.cache.differs(key([*A[:12], 9, A[13]]), author="bob") == (13, 9)
-    assert rig.cache.differs(key([*A[:13], 9, 9, 9]), author="bob") == (12, 9)
-    assert rig.cache.differs(key([*A[:13], 9, 9, 9]), author="alice") == (13, A[13])
-    assert rig.cache.differs(key([*A[:9], 1]), author="bob") == (-1, -1)  # within what Alice put there first
-    assert rig.cache.differs(key([*A[:9], 1]), author="alice") == (9, A[9])
+    assert rig.cache.index.differs(key([*A[:12], 9, A[13]]), author="bob") == (13, 9)
+    assert rig.cache.index.differs(key([*A[:13], 9, 9, 9]), author="bob") == (12, 9)
+    assert rig.cache.index.differs(key([*A[:13], 9, 9, 9]), author="alice") == (13, A[13])
+    assert rig.cache.index.differs(key([*A[:9], 1]), author="bob") == (-1, -1)  # within what Alice put there first
+    assert rig.cache.index.differs(key([*A[:9], 1]), author="alice") == (9, A[9])
 
 
 # -- against a model --------------------------------------------------------------------------------------------------
@@ -341,7 +347,7 @@ def test_hits_are_those_of_a_list_of_what_is_there(data, page_size, window, slot
             states = states[: rig.states.slots.num_free]
         rig.insert(tokens, *states)
         if window and data.draw(st.booleans()):
-            rig.windows.evict(data.draw(st.integers(0, 4)))
+            rig.windows.in_tree.evict(data.draw(st.integers(0, 4)))
         rig.check()
         prompt = data.draw(st.lists(token, max_size=10))
         assert rig.match(prompt).num_tokens == _resumable(rig, prompt, page_size, window, slots)
@@ -349,7 +355,7 @@ def test_hits_are_those_of_a_list_of_what_is_there(data, page_size, window, slot
 
 def _resumable(rig: Rig, prompt: list[int], page_size: int, window: int, slots: int) -> int:
     """Walk the tree token by token: the greatest length at which everything needed is there."""
-    node, best, at, pages = rig.cache._roots.get(""), 0, 0, []
+    node, best, at, pages = rig.cache.index.roots.get(""), 0, 0, []
     while node is not None and len(prompt) - at >= page_size:
         node = node.children.get(key(prompt[at : at + page_size]))
         for i in range(len(node.pages) if node else 0):
@@ -360,7 +366,7 @@ def _resumable(rig: Rig, prompt: list[int], page_size: int, window: int, slots: 
             at += page_size
             last = i == len(node.pages) - 1
             needed = pages[max(0, at - window + 1) // page_size :] if window else []
-            whole = all(rig.windows.full_to_window[page] != PAD for page in needed)
+            whole = all(rig.windows.map.full_to_window[page] != PAD for page in needed)
             if whole and (not slots or (last and rig.states.last_resumable([node], node.pages, len(node.pages)))):
                 best = at
     return best

@@ -30,7 +30,7 @@ def cache_of(*prompts: tuple[int, ...], num_pages: int = 100, namespace: str = "
 
 
 def looked_at(cache: RadixCache) -> list[Branch | None]:
-    return list(survey(cache, b"k", float))
+    return list(survey(cache.index, b"k", float))
 
 
 def test_every_node_comes_once_and_behind_its_parent() -> None:
@@ -47,20 +47,20 @@ def test_every_node_comes_once_and_behind_its_parent() -> None:
 def test_names_are_the_same_after_a_split_and_under_no_other_key() -> None:
     cache = cache_of((1, 2, 3, 4))
     before = {branch.name for branch in looked_at(cache) if branch}
-    pin = cache.pin(cache.match(key(1, 2)))
+    pin = cache.pin(cache.index.match(key(1, 2)))
     after = {branch.name for branch in looked_at(cache) if branch}
     assert before < after
-    assert before.isdisjoint(branch.name for branch in survey(cache, b"other", float) if branch)
+    assert before.isdisjoint(branch.name for branch in survey(cache.index, b"other", float) if branch)
     cache.unpin(pin)
 
 
 def test_what_goes_meanwhile_is_passed_over_and_what_is_split_is_whole() -> None:
     cache = cache_of((1, 2), (1, 3), (5,), (9, 8, 7))
-    passing = survey(cache, b"k", float)
+    passing = survey(cache.index, b"k", float)
     root, first = next(passing), next(passing)
     assert root is not None
     assert first is not None
-    cache.pin(cache.match(key(9)))
+    cache.pin(cache.index.match(key(9)))
     cache.evict(6)  # all but the pinned one
     assert [branch and branch.num_pages for branch in passing] == [None, 1]
 
@@ -75,7 +75,7 @@ def test_no_part_of_ten_thousand_nodes_takes_more_than_its_share() -> None:
         part = surveys.part(GetTree(begin=not found), 0.0)
         assert len(part.branches) <= NODES_PER_PART
         more, found = part.more, found + part.branches
-    assert len(found) == sum(1 for _ in cache.nodes()) > 10_000
+    assert len(found) == sum(1 for _ in cache.index.nodes()) > 10_000
     assert sum(branch.num_pages for branch in found) == cache.num_pages
     assert not part.is_cut
 
@@ -98,10 +98,10 @@ def test_a_use_is_as_long_ago_as_the_note_behind_it() -> None:
     def idle_s(now: float) -> list[float]:
         return sorted(branch.idle_s for branch in surveys.part(GetTree(begin=True), now).branches if branch.num_pages)
 
-    cache.unpin(cache.pin(cache.match(key(1))))
+    cache.unpin(cache.pin(cache.index.match(key(1))))
     surveys.note(10.0)
     surveys.note(20.0)  # nothing was used since
-    cache.unpin(cache.pin(cache.match(key(2))))
+    cache.unpin(cache.pin(cache.index.match(key(2))))
     assert idle_s(25.0) == [0.0, 15.0]
     surveys.note(30.0)
     assert idle_s(32.0) == [2.0, 22.0]

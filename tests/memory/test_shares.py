@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -33,13 +34,16 @@ class Shared(Rig):
     def kept(self, tenant: str) -> int:
         """How many of the tenant's conversations can be gone on from."""
         own = (tokens for owner, tokens in self.talks if owner == tenant)
-        return sum(self.cache.match(key(tokens), tenant).num_tokens == len(tokens) for tokens in own)
+        return sum(self.cache.index.match(key(tokens), tenant).num_tokens == len(tokens) for tokens in own)
+
+    def part(self, what: str) -> Any:
+        return self.windows.in_tree if what == "windows" else self.states
 
     def shares(self, what: str) -> Shares:
-        return self.cache.shares if what == "pages" else getattr(self, what).shares
+        return self.cache.shares if what == "pages" else self.part(what).shares
 
     def evict(self, what: str, num: int = 1) -> int:
-        return self.cache.evict(num) if what == "pages" else getattr(self, what).evict(num)
+        return self.cache.evict(num) if what == "pages" else self.part(what).evict(num)
 
 
 def rig_of(what: str) -> Shared:
@@ -82,7 +86,7 @@ def test_c32_tenant_alone_may_fill_the_cache_and_loses_its_oldest(what: str) -> 
     rig = rig_of(what)
     rig.talk("a", 8)
     rig.evict(what, pages_of(what, 3))
-    kept = [rig.cache.match(key(tokens), "a").num_tokens == 4 for _, tokens in rig.talks]
+    kept = [rig.cache.index.match(key(tokens), "a").num_tokens == 4 for _, tokens in rig.talks]
     assert kept == [False] * 3 + [True] * 5
 
 
@@ -126,9 +130,9 @@ def test_c32_slots_in_use_are_passed_over(what: str) -> None:
     rig.talk("b", 2)
     rig.talk("a", 4)
     for tokens in (tokens for tenant, tokens in rig.talks if tenant == "a"):
-        match = rig.cache.match(key(tokens), "a")
+        match = rig.cache.index.match(key(tokens), "a")
         pin = rig.cache.pin(match, "a", tenant="a")
-        for kind in rig.cache.kinds:
+        for kind in rig.cache.kinds.resumed:
             kind.lock(pin.node, match.pages)
     assert rig.evict(what, 100) == pages_of(what, 2)
     assert (rig.kept("a"), rig.kept("b")) == (4, 0)
@@ -160,9 +164,9 @@ def test_c32_windows_that_come_back_are_charged_again() -> None:
     rig = rig_of("windows")
     rig.talk("b", 1)
     rig.evict("windows", 4)
-    assert not rig.windows.shares.held["b"]
+    assert not rig.windows.in_tree.shares.held["b"]
     rig.insert([0] * 4, tenant="a", namespace="b")
-    assert rig.windows.shares.held == {"b": 4}
+    assert rig.windows.in_tree.shares.held == {"b": 4}
     rig.check()
 
 
@@ -255,13 +259,13 @@ def _insert(rig: Shared, data, shared: bool) -> None:
 
 def _lock(rig: Shared, data) -> Callable[[], None]:
     namespace = data.draw(st.sampled_from(["", *WEIGHTS]))
-    match = rig.cache.match(key(data.draw(st.lists(st.integers(0, 1), max_size=6))), namespace)
+    match = rig.cache.index.match(key(data.draw(st.lists(st.integers(0, 1), max_size=6))), namespace)
     pin = rig.cache.pin(match, namespace)
-    for kind in rig.cache.kinds if pin.num_pages else ():
+    for kind in rig.cache.kinds.resumed if pin.num_pages else ():
         kind.lock(pin.node, match.pages)
 
     def unlock() -> None:
-        for kind in rig.cache.kinds if pin.num_pages else ():
+        for kind in rig.cache.kinds.resumed if pin.num_pages else ():
             kind.unlock(pin.node, match.pages)
         rig.cache.unpin(pin)
 
@@ -278,18 +282,18 @@ def _evict_one(rig: Shared, what: str) -> int:
     for loser in lost:
         load = Fraction(before[loser], WEIGHTS[loser])
         assert all(Fraction(before[other], WEIGHTS[other]) <= load for other in loose), (what, before, loose, lost)
-    for kind in rig.cache.kinds:
-        kind.check(rig.cache.nodes())
+    for kind in rig.cache.kinds.checked:
+        kind.check(rig.cache.index.nodes())
     return count
 
 
 def _loose(rig: Shared, what: str) -> set[str]:
     """The tenants that have something to lose."""
-    nodes: list[Node] = [node for node in rig.cache.nodes() if node.parent]
+    nodes: list[Node] = [node for node in rig.cache.index.nodes() if node.parent]
     if what == "pages":
         return {node.tenant for node in nodes if not node.locks and not node.children}
     if what == "states":
         cached = (rig.states._at.get(node) for node in nodes)
         return {state.tenant for state in cached if state and not state.locks}
-    windows = rig.windows
+    windows = rig.windows.map
     return {node.tenant for node in nodes if (windows.is_there(node.pages) & (windows.locks[node.pages] == 0)).any()}

@@ -127,7 +127,8 @@ CONTRACTS: Final = {
         "A hit ends at a length at which every kind of cache can resume. A state is adopted with the length for which "
         "it is valid, once the step that wrote it has completed.",
         "memory/radix_cache.py, memory/radix_index.py, memory/kinds/state/cached_states.py, "
-        "memory/kinds/state/recurrent.py, memory/kinds/window/windows.py, memory/anchors.py",
+        "memory/kinds/state/recurrent.py, memory/kinds/window/windows.py, memory/kinds/window/cached_windows.py, "
+        "memory/anchors.py",
     ),
     "C19": Contract(
         "Hits change no token",

@@ -137,8 +137,10 @@ HISPARSE = (
     Mutant(
         "C21 copies of pages are no part of what goes to another engine",
         _RESIDENTS,
-        "    is_transferred: ClassVar[bool] = False\n",
-        "    is_transferred: ClassVar[bool] = True\n",
+        "    def start_over(self, draft: Draft) -> None:\n",
+        "    def transfer_slots(self, held: Allocation, pages: Ids, start: int = 0) -> Ids:\n"
+        "        return self.full_to_hisparse_device_index_mapping[pages].astype(np.int64)\n\n"
+        "    def start_over(self, draft: Draft) -> None:\n",
         _TOKENS + "test_c21_hisparse_on_one_or_both_of_two_engines_equals_off",
     ),
     Mutant(

@@ -193,7 +193,7 @@ SCHEDULER = (
     Mutant(
         "C27 C30 window writes that a failed launch swallowed are sent again",
         "memory/kinds/window/windows.py",
-        "        draft.remap(np.flatnonzero(self.full_to_window))\n",
+        "        draft.remap(np.flatnonzero(self.map.full_to_window))\n",
         "        pass\n",
         "scheduler/test_windows.py::test_window_pages_of_a_failed_step_are_written_again",
     ),
@@ -329,8 +329,8 @@ SCHEDULER = (
     Mutant(
         "C19 the last token is always computed",
         "scheduler/memory/allocator.py",
-        "        return self._cache.match(req.key(len(req.tokens) - 1), req.cache_namespace)",
-        "        return self._cache.match(req.key(len(req.tokens)), req.cache_namespace)",
+        "        return self._cache.index.match(req.key(len(req.tokens) - 1), req.cache_namespace)",
+        "        return self._cache.index.match(req.key(len(req.tokens)), req.cache_namespace)",
         "scheduler/test_prefix_cache.py::test_the_same_prompt_at_the_same_time_is_computed_once",
     ),
     Mutant(
@@ -344,7 +344,7 @@ SCHEDULER = (
     Mutant(
         "C6 a hit copies the cached state",
         "memory/kinds/state/recurrent.py",
-        "            self.pool.copy_from(self.slot_of(pin.node), live, draft)\n",
+        "            self.pool.copy_from(self.in_tree.slot_of(pin.node), live, draft)\n",
         "",
         "scheduler/test_states.py::test_c18_a_hit_copies_the_cached_state_and_clears_nothing",
     ),

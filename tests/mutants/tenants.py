@@ -268,7 +268,7 @@ TENANTS = (
     ),
     Mutant(
         "C32 windows that come back are charged again",
-        "memory/kinds/window/windows.py",
+        "memory/kinds/window/cached_windows.py",
         "                self.shares.add(node.tenant, self.num_kept(node) - before)\n",
         "                pass\n",
         f"{_SHARES}windows_that_come_back_are_charged_again",
@@ -276,8 +276,8 @@ TENANTS = (
     Mutant(
         "C32 a flush drops what is oldest, whosever it is",
         "memory/radix_cache.py",
-        "self._evict(self._oldest(), ",
-        "self._evict(self._victims(), ",
+        "self._evict(self._leaves.oldest(), ",
+        "self._evict(self._leaves.victims(self.shares), ",
         f"{_SHARES}flush_spares_what_another_tenant_adds_meanwhile",
     ),
     Mutant(

@@ -138,7 +138,7 @@ def test_c25_output_that_begins_again_with_other_weights_begins_its_grammar_agai
     begun, free, waits = rig.add(5, params=REGEX), rig.add(5), rig.add(5, params=REGEX)
     for req in (begun, free):  # retracted with tokens of the old weights
         req.tokens.append(6)
-        rig.scheduler.num_waiting_tokens += 1
+        rig.scheduler.queues.num_waiting_tokens += 1
     asked.calls.clear()
     assert [*rig.scheduler.constraints.refused()] == []
     weights_changed(rig.scheduler, 1)

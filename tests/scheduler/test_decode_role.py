@@ -275,7 +275,7 @@ def test_c18_c26_of_a_window_that_arrived_in_part_no_more_is_there_after_a_stay_
 
     def begins():
         row = req.allocation.row
-        return windows.begins[half.scheduler.pools.rows.req_to_token[row, windows.start[row]]]
+        return windows.map.begins[half.scheduler.pools.rows.req_to_token[row, windows.start[row]]]
 
     half.step()
     assert begins() == 2
@@ -368,13 +368,13 @@ def test_c18_windows_of_a_hit_that_a_prompt_from_elsewhere_has_left_behind_may_b
     half.add(list(range(20)), 1)
     half.run()
     (windows,) = half.scheduler.pools.kinds
-    assert windows.num_cached == windows.num_evictable > 0
+    assert windows.num_cached == windows.in_tree.num_evictable > 0
     req = half.meet([*range(20), *range(50, 90)])
     half.step()
     offer = half.orders[-1]
     assert offer.start == 20, "the prompt has a hit"
     assert req.held.pin.num_pages == 5
-    assert windows.num_evictable == windows.num_cached
+    assert windows.in_tree.num_evictable == windows.num_cached
     arrive(half, offer)
     half.run()
     assert windows.num_locked == 0

@@ -56,11 +56,13 @@ def test_a_conversation_that_lost_its_state_takes_nobodys_to_have_it_back_in_its
     for i in (200, 300, 400):
         run(rig, [*range(i, i + 60)])
     states = states_of(rig.scheduler.pools)
-    evicted = states.num_evicted
+    evicted = states.in_tree.num_evicted
     again = rig.add([*range(100, 160), 1000, *range(10)], max_new=1)
     rig.step()
     assert (again.cache_report.miss_reason, again.cache_report.kv_tokens) == (MissReason.STATE_MISSING, 60)
-    assert states.num_evicted - evicted == 1, "one for its own two slots, none for a place that nobody comes back to"
+    assert states.in_tree.num_evicted - evicted == 1, (
+        "one for its own two slots, none for a place that nobody comes back to"
+    )
 
 
 def test_a_prompt_that_comes_again_gets_a_state_at_its_end_although_it_is_one_of_many():

@@ -347,6 +347,6 @@ def test_tokens_that_find_no_memory_are_neither_appended_nor_sent():
     rig.scheduler.take_updates()
     req.tokens = Full("i", req.tokens)
     with pytest.raises(MemoryError):
-        rig.scheduler.append(req, [5, 6], None, 1.0)
+        rig.scheduler.outputs.append(req, [5, 6], None, 1.0)
     assert rig.scheduler.take_updates() == []
     assert (req.num_output, req.account.generated_tokens, req.account.service) == (0, 0, 0)

@@ -278,7 +278,7 @@ def test_the_last_update_names_the_places_from_which_others_can_go_on(depth):
     assert told[1].checkpoints == [16, 20]
     tokens = [*range(20), *range(40, 53), *[1000] * 9]
     for length in told[2].checkpoints:
-        probe = rig.scheduler.pools.cache.match(np.array(tokens[:length], dtype=np.int32).tobytes(), "0/")
+        probe = rig.scheduler.pools.cache.index.match(np.array(tokens[:length], dtype=np.int32).tobytes(), "0/")
         assert probe.num_tokens == length
     assert len(told[2].checkpoints) > 2
     assert told[2].checkpoints[-1] > 33, "one is behind the prompt"

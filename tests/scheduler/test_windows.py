@@ -42,7 +42,7 @@ def test_every_token_has_a_window_page_beside_its_own():
     pools = rig.scheduler.pools
     while rig.launch():
         pages = pools.rows.pages(req.held.row, int(windows_of(pools).start[req.held.row]), req.held.num_pages)
-        assert windows_of(pools).is_there(pages).all()
+        assert windows_of(pools).map.is_there(pages).all()
         rig.commit()
 
 
@@ -138,10 +138,10 @@ def test_c18_a_window_does_not_move_past_what_a_step_in_flight_reads(depth):
         if req.held:
             start = req.held.kv_committed
             for plan in rig.flights:
-                first = windows_of(pools).first_needed(start)
+                first = windows_of(pools).map.first_needed(start)
                 start += plan.num_tokens
                 read = pools.rows.pages(req.held.row, first, -(-start // 4))
-                assert windows_of(pools).is_there(read).all()
+                assert windows_of(pools).map.is_there(read).all()
         if len(rig.flights) > depth or not launched:
             rig.commit()
 
@@ -163,7 +163,7 @@ def test_windows_that_were_evicted_are_computed_again_and_kept():
     rig = windowed(rows=1, chunk=16)
     rig.add(list(range(40)), max_new=1)
     rig.run()
-    windows_of(rig.scheduler.pools).evict(100)
+    windows_of(rig.scheduler.pools).in_tree.evict(100)
     again = rig.add([*range(40), 1], max_new=1)
     rig.run()
     report = again.cache_report
@@ -204,7 +204,7 @@ def test_window_pages_of_a_failed_step_are_written_again():
     rig.flights.clear()
     rig.scheduler.fail(plan, EngineError("broken"))
     assert (staying.status, failing.status) == (Status.WAITING, Status.WAITING)
-    cached = np.flatnonzero(windows_of(rig.scheduler.pools).full_to_window).tolist()
+    cached = np.flatnonzero(windows_of(rig.scheduler.pools).map.full_to_window).tolist()
     again = rig.step()
     assert set(writes(again)) >= {*cached, *rig.scheduler.pools.rows.pages(failing.held.row, 0, 2).tolist()}
     assert cached

@@ -124,6 +124,6 @@ def test_running_requests_are_counted_on_all_that_they_use(launch: Launch) -> No
 def _pin(server: Running, num_pages: int) -> Any:
     """As a request does that goes on from so many pages of 100, 200."""
     cache = server.engine.core.scheduler.pools.cache
-    (root,) = cache.roots
+    (root,) = cache.index.roots.values()
     key = b"".join(token.to_bytes(4, "little") for token in [*page(100), *page(200)][: num_pages * PAGE])
-    return cache.pin(cache.match(key, root.namespace), root.namespace)
+    return cache.pin(cache.index.match(key, root.namespace), root.namespace)

@@ -58,7 +58,7 @@ def log_plan(log: Any, plan: StepPlan, pools: Pools, config: SchedulerConfig) ->
     windows, states = windows_of(pools), plan.kinds.state
     if windows or num_states(config.kinds):
         pages, offsets = np.divmod(locations, page_size)
-        columns.append(windows.full_to_window[pages].astype(np.int64) * page_size + offsets if windows else _NONE)
+        columns.append(windows.map.full_to_window[pages].astype(np.int64) * page_size + offsets if windows else _NONE)
         columns += [states.state_slots, states.snap_lens, states.snap_slots, states.copy_src]
     for column in columns:
         log.update(column.tobytes())

@@ -83,7 +83,7 @@ class Device:
             "write_columns": np.arange(count),
             "write_pages": tenant.pages[:count],
             "map_pages": tenant.pages[:count],
-            "map_windows": self.windows.full_to_window[tenant.pages[:count]].astype(np.int64),
+            "map_windows": self.windows.map.full_to_window[tenant.pages[:count]].astype(np.int64),
             "state_slots": ids(tenant.live),
             "clears": ids(tenant.live) if first and not start else ids(),
         }

@@ -7,8 +7,10 @@ import pytest
 from msgspec import structs
 
 from forebay.memory.kinds.state import recurrent
+from forebay.memory.kinds.state.cached_states import CachedStates
 from forebay.memory.kinds.state.hybrid_rows import MambaPool
 from forebay.memory.kinds.state.recurrent import Snapshot, States, Tracking
+from forebay.memory.kinds.window.cached_windows import CachedWindows, WindowMap
 from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.slots import CACHE, NO_SLOT
 from forebay.scheduler.admission import AdmissionPass
@@ -44,9 +46,9 @@ def a_hit_begins_with_the_state_of_a_shorter_prefix(patch: Patch) -> None:
     def mutated(self, held, draft):
         begin(self, held, draft)
         above = held.pin.node.parent
-        if held.pin.num_pages and self.slot_of(above):
+        if held.pin.num_pages and self.in_tree.slot_of(above):
             draft.copies.clear()
-            copy_from(self.pool, self.slot_of(above), self.tracking(held).live, draft)
+            copy_from(self.pool, self.in_tree.slot_of(above), self.tracking(held).live, draft)
 
     patch.setattr(States, "_begin", mutated)
 
@@ -63,23 +65,23 @@ def a_copied_state_is_let_go_before_its_step_ran(patch: Patch) -> None:
 
 
 def a_state_is_evicted_while_it_is_locked(patch: Patch) -> None:
-    patch.setattr(States, "lock", lambda self, node, pages: None)
-    patch.setattr(States, "unlock", lambda self, node, pages: None)
+    patch.setattr(CachedStates, "lock", lambda self, node, pages: None)
+    patch.setattr(CachedStates, "unlock", lambda self, node, pages: None)
 
 
 def an_evicted_state_is_still_found(patch: Patch) -> None:
-    drop = States._drop
+    drop = CachedStates._drop
 
     def mutated(self, node):
         cached = self._at[node]
         drop(self, node)
         self._at[node] = cached
 
-    patch.setattr(States, "_drop", mutated)
+    patch.setattr(CachedStates, "_drop", mutated)
 
 
 def splitting_an_edge_leaves_the_state_with_the_upper_part(patch: Patch) -> None:
-    split = States.split
+    split = CachedStates.split
 
     def mutated(self, upper, lower):
         split(self, upper, lower)
@@ -89,7 +91,7 @@ def splitting_an_edge_leaves_the_state_with_the_upper_part(patch: Patch) -> None
             self._below[lower] -= 1
             self._place(upper)
 
-    patch.setattr(States, "split", mutated)
+    patch.setattr(CachedStates, "split", mutated)
 
 
 def a_state_slot_leaks(patch: Patch) -> None:
@@ -136,7 +138,7 @@ def a_tracked_state_is_adopted_with_all_that_is_committed(patch: Patch) -> None:
 
     def mutated(self, held, tracking, num_committed):
         snapshot = latest(self, held, tracking, num_committed)
-        page_size = self.tree.page_size
+        page_size = self._config.page_size
         return snapshot and snapshot._replace(length=num_committed // page_size * page_size)
 
     patch.setattr(States, "_latest", mutated)
@@ -146,7 +148,7 @@ def a_live_state_is_donated_although_a_step_in_flight_takes_it_further(patch: Pa
     latest = States._latest
 
     def mutated(self, held, tracking, num_committed):
-        page_size = self.tree.page_size
+        page_size = self._config.page_size
         known = tracking.ready[-1].length if tracking.ready else held.pin.num_pages * page_size
         if num_committed % page_size == 0 and num_committed > known:
             return Snapshot(0, num_committed, tracking.live)
@@ -196,32 +198,32 @@ def a_window_page_is_freed_a_page_early(patch: Patch) -> None:
 
 def a_window_moves_on_with_a_step_in_flight(patch: Patch) -> None:
     def mutated(self, kv_len):
-        return np.maximum(np.asarray(kv_len) - self.window + 2, 0) // self.page_size
+        return np.maximum(np.asarray(kv_len) - self.map.window + 2, 0) // self.map.page_size
 
     patch.setattr(Windows, "first_kept", mutated)
 
 
 def a_window_with_a_hole_is_a_hit(patch: Patch) -> None:
-    patch.setattr(Windows, "last_resumable", lambda self, nodes, pages, longest: longest)
+    patch.setattr(CachedWindows, "last_resumable", lambda self, nodes, pages, longest: longest)
 
 
 def the_windows_of_a_hit_are_not_locked(patch: Patch) -> None:
-    patch.setattr(Windows, "lock_windows", lambda self, pages: None)
-    patch.setattr(Windows, "unlock_windows", lambda self, pages: None)
+    patch.setattr(WindowMap, "lock", lambda self, pages: None)
+    patch.setattr(WindowMap, "unlock", lambda self, pages: None)
 
 
 def a_row_turns_to_cached_pages_that_have_lost_their_windows(patch: Patch) -> None:
-    patch.setattr(Windows, "replaced", lambda self, nodes, cached, own, owner: None)
+    patch.setattr(CachedWindows, "replaced", lambda self, nodes, cached, own, owner: None)
 
 
 def a_window_is_evicted_and_still_mapped(patch: Patch) -> None:
     def mutated(self, pages, most):
-        free = pages[self.is_there(pages) & (self.locks[pages] == 0)][:most]
+        free = pages[self.map.is_there(pages) & (self.map.locks[pages] == 0)][:most]
         self.num_cached -= len(free)
-        self.slots.return_ids(self.full_to_window[free].astype(np.int64), CACHE)
+        self.slots.return_ids(self.map.full_to_window[free].astype(np.int64), CACHE)
         return len(free)
 
-    patch.setattr(Windows, "evict_from", mutated)
+    patch.setattr(CachedWindows, "evict_from", mutated)
 
 
 # -- copies on the host -----------------------------------------------------------------------------------------------

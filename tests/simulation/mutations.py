@@ -14,6 +14,7 @@ from forebay.memory.holding import RowTable, StepFence
 from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache
+from forebay.memory.radix_index import RadixIndex
 from forebay.requests.request import Request, Status
 from forebay.requests.updates import FinishReason
 from forebay.scheduler import admission, scheduler
@@ -166,7 +167,7 @@ def a_pinned_leaf_is_evicted(patch: Patch) -> None:
         lock(self, node)
         if rank is not None:
             node.rank = rank
-            self._leaves[node.tenant].add(rank)
+            self._leaves._of[node.tenant].add(rank)
 
     patch.setattr(RadixCache, "_lock", mutated)
 
@@ -174,7 +175,7 @@ def a_pinned_leaf_is_evicted(patch: Patch) -> None:
 @mutation
 def the_whole_prompt_may_be_a_hit(patch: Patch) -> None:
     def mutated(self, req):
-        return self._cache.match(req.key(len(req.tokens)), req.namespace)
+        return self._cache.index.match(req.key(len(req.tokens)), req.namespace)
 
     patch.setattr(Prefixes, "match", mutated)
 
@@ -183,19 +184,19 @@ def the_whole_prompt_may_be_a_hit(patch: Patch) -> None:
 def namespaces_are_ignored(patch: Patch) -> None:
     root = RadixCache._root
     patch.setattr(RadixCache, "_root", lambda self, namespace: root(self, ""))
-    match = RadixCache.match
-    patch.setattr(RadixCache, "match", lambda self, key, namespace="": match(self, key, ""))
+    match = RadixIndex.match
+    patch.setattr(RadixIndex, "match", lambda self, key, namespace="": match(self, key, ""))
 
 
 @mutation
 def a_match_is_a_page_too_long(patch: Patch) -> None:
-    common = RadixCache._common
+    common = RadixIndex._common
 
     def mutated(self, key, edge, position, end):
         shared = common(self, key, edge, position, end)
-        return min(shared + self._page_bytes, len(edge), end - position)
+        return min(shared + self.page_bytes, len(edge), end - position)
 
-    patch.setattr(RadixCache, "_common", mutated)
+    patch.setattr(RadixIndex, "_common", mutated)
 
 
 @mutation

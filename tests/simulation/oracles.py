@@ -11,7 +11,7 @@ import numpy as np
 
 from forebay.base.parts import I32
 from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.kinds.window.windows import WINDOW
+from forebay.memory.kinds.window.cached_windows import WINDOW
 from forebay.memory.radix_node import Node
 from forebay.memory.slots import PAD
 from forebay.requests.request import Request, Status
@@ -330,7 +330,7 @@ class Oracles:
     def check_cache(self) -> None:
         """Every cached page, window and state holds what exactly the tokens that the tree says leave, in their
         namespace."""
-        for namespace, root in self.scheduler.pools.cache._roots.items():
+        for namespace, root in self.scheduler.pools.cache.index.roots.items():
             salt = self.salt(namespace)
             self._check_below(root, 0, salt, 0, salt, 0)
 
@@ -344,7 +344,7 @@ class Oracles:
             keys = state_keys_of(tokens, rows)
             after = int(states_after(keys, state, salt)[-1]) if self.runner.states else 0
             states = states_of(self.scheduler.pools)
-            if states and (slot := states.slot_of(child)):
+            if states and (slot := states.in_tree.slot_of(child)):
                 self._check_state(slot, after, end)
             self._check_below(child, end, int(right[-1]), after, salt, rows.delta)
 
@@ -356,8 +356,8 @@ class Oracles:
             return
         held = runner.pools.windows
         assert held is not None, "the model has windows"
-        windows = held.full_to_window[node.pages]
-        there = (windows != PAD) & (held.begins[node.pages] == 0)
+        windows = held.map.full_to_window[node.pages]
+        there = (windows != PAD) & (held.map.begins[node.pages] == 0)
         if not np.array_equal(windowed(pages[there]), runner.windows.bytes.by_slot[windows[there]]):
             raise Violation(f"cached windows {windows} of pages {node.pages} do not hold the KV of their tokens")
 
@@ -388,7 +388,7 @@ class Oracles:
         if windows_of(pools):
             pool = windows_of(pools)
             require(pool.slots.num_free + pool.num_cached == num_window_pages(config.kinds), "a window page is lost")
-            require(pool.num_locked == 0 and not pool.locks.any(), "a window is locked although nobody runs")
+            require(pool.num_locked == 0 and not pool.map.locks.any(), "a window is locked although nobody runs")
         require(self.runner.host.copies.keys() <= set(pools.draft.drops), "the host keeps what nobody will come for")
         require(self.scheduler.memory.host_copies.num_bytes == 0, "host memory is booked although nobody is retracted")
 

@@ -80,7 +80,7 @@ def a_state_that_the_cache_was_given_may_be_evicted_while_it_is_read(patch: Patc
 @mutation
 def a_state_of_another_length_is_sent(patch: Patch) -> None:
     def mutated(self, held, pages, start=0):
-        cached = self.slot_of(held.pin.node) if held.pin.num_pages else NO_SLOT
+        cached = self.in_tree.slot_of(held.pin.node) if held.pin.num_pages else NO_SLOT
         return np.array([cached or self.tracking(held).live], dtype=np.int64)
 
     patch.setattr(States, "transfer_slots", mutated)

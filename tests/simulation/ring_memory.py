@@ -21,7 +21,7 @@ from torch import Tensor
 
 from forebay.base.parts import I64
 from forebay.memory.kinds.ring.rings import RING
-from forebay.memory.kinds.window.windows import WINDOW
+from forebay.memory.kinds.window.cached_windows import WINDOW
 from forebay.memory.kv_allocator import KV
 from forebay.ops.interface import Ops
 from forebay.ops.reference.attention import PagedKv

@@ -279,7 +279,7 @@ class Simulation:
             self.scheduler.flush_cache()
         windows = windows_of(self.scheduler.pools)
         if windows and rng.random() < faults.windows_lost:
-            windows.evict(windows.num_cached)
+            windows.in_tree.evict(windows.num_cached)
         if rng.random() < faults.between_steps:
             self.disturb(rng)
         self._turn()
@@ -497,7 +497,7 @@ class Simulation:
             state_hits=hits if states_of(pools) else 0,
             window_hits=hits if windows_of(pools) else 0,
             states_taken=states_of(pools).num_taken if states_of(pools) else 0,
-            evicted_states=states_of(pools).num_evicted if states_of(pools) else 0,
+            evicted_states=states_of(pools).in_tree.num_evicted if states_of(pools) else 0,
             digest=self.oracles.log.hexdigest(),
         )
 

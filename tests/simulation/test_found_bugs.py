@@ -102,7 +102,7 @@ def test_window_writes_that_a_failed_launch_swallowed_are_sent_again():
     sim.add(prompt, greedy(1))
     sim.drain()
     windows = windows_of(sim.scheduler.pools)
-    windows.evict(windows.num_cached)
+    windows.in_tree.evict(windows.num_cached)
     again = sim.add(prompt, greedy(8))
     while not again.received:
         sim.turn()
@@ -155,7 +155,7 @@ def test_the_cache_report_is_about_the_cache_that_was_asked():
     sim = simulation_of(hybrid("extra_buffer", page_size=1, num_tokens=24, spare_slots=1, max_running_requests=1))
     sim.add([1, 2, 3, 4, 5, 6], greedy(1))
     sim.drain()
-    states_of(sim.scheduler.pools).evict(3)
+    states_of(sim.scheduler.pools).in_tree.evict(3)
     other = sim.add([1, 2, 9, *range(10, 30)], greedy(1))
     sim.drain()
     report = other.report

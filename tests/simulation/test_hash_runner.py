@@ -34,7 +34,7 @@ def conversation(device):
         device.step(first, 7, snap_seqs=ids(0), snap_lens=ids(4), snap_slots=ids(first.spare)), device.step(first, 8)
     )
     device.kv.transfer(first.pages[:2], 1, CACHE)
-    device.windows.give_to_cache(first.pages[:2], 1)
+    device.windows.in_tree.give_to_cache(first.pages[:2], 1)
     device.states.transfer(ids(first.spare), 1, CACHE)
     return first, tokens
 
@@ -67,7 +67,7 @@ def test_c26_what_was_saved_on_the_host_comes_back_elsewhere():
 
 def copy_of(device, tenant, num_tokens):
     pages = tenant.pages[: -(-num_tokens // PAGE)]
-    windows = device.windows.full_to_window[pages[device.windows.first_needed(num_tokens) :]].astype(np.int64)
+    windows = device.windows.map.full_to_window[pages[device.windows.map.first_needed(num_tokens) :]].astype(np.int64)
     return HostCopy(
         request_id=tenant.number, slots={"kv": np.array(pages), "window": windows, "state": ids(tenant.live)}
     )
@@ -113,7 +113,7 @@ def test_a_state_of_another_length_than_the_hits_is_found():
     first = Tenant(device, 1, PROMPT)
     device.run(device.step(first, 7, snap_seqs=ids(0), snap_lens=ids(3), snap_slots=ids(first.spare)))
     device.kv.transfer(first.pages[:2], 1, CACHE)
-    device.windows.give_to_cache(first.pages[:2], 1)
+    device.windows.in_tree.give_to_cache(first.pages[:2], 1)
     device.states.transfer(ids(first.spare), 1, CACHE)
     refused(device, hit(device, first)[1], "state of another length")
 
@@ -135,14 +135,14 @@ def test_states_and_windows_of_others_and_of_nobody_are_found():
     device = Device()
     first, _ = conversation(device)
     _, plan = hit(device, first)
-    wrong = device.windows.full_to_window[first.pages[2:3]].astype(np.int64)
+    wrong = device.windows.map.full_to_window[first.pages[2:3]].astype(np.int64)
     refused(
         device, changed(plan, map_windows=wrong.repeat(len(plan.kinds.window.map_windows))), "windows that are gone"
     )
     device = Device()
     first, _ = conversation(device)
     _, plan = hit(device, first)
-    device.windows.detach(first.pages[1:2])
+    device.windows.map.detach(first.pages[1:2])
     refused(device, plan, "windows that are gone")
 
 
@@ -158,7 +158,7 @@ def test_a_window_with_other_tokens_is_found_although_no_sampled_token_looks_the
     device.runner.poison_free(())
     step = device.runner.launch(plan)
     kv = device.runner.windows.bytes.by_slot
-    windows = device.windows.full_to_window[pages]
+    windows = device.windows.map.full_to_window[pages]
     kv[windows[:2]] = kv[windows[2:]]
     with pytest.raises(RunnerError, match="holds other tokens' KV"):
         step.result()
@@ -211,8 +211,8 @@ def test_a_copy_of_fewer_pages_than_tokens_is_found():
         lambda device, first, other: (device.states, other.live, 2),
         lambda device, first, other: (device.states, other.spare, 2),
         lambda device, first, other: (device.states, first.spare, CACHE),
-        lambda device, first, other: (device.windows.slots, device.windows.full_to_window[other.pages[2]], 2),
-        lambda device, first, other: (device.windows.slots, device.windows.full_to_window[first.pages[1]], CACHE),
+        lambda device, first, other: (device.windows.slots, device.windows.map.full_to_window[other.pages[2]], 2),
+        lambda device, first, other: (device.windows.slots, device.windows.map.full_to_window[first.pages[1]], CACHE),
     ],
 )
 @pytest.mark.parametrize("taken_again", [False, True])

@@ -58,7 +58,7 @@ def not_admitted(sim: Simulation) -> None:
 def evicted(sim: Simulation) -> None:
     """Every other cached state."""
     cached = states_of(sim.scheduler.pools)
-    cached.evict(cached.num_cached // 2)
+    cached.in_tree.evict(cached.num_cached // 2)
 
 
 @pytest.mark.quick(1)
@@ -167,17 +167,17 @@ def resumable(sim: Simulation, prompt: list[int]) -> int:
             ends = [len(path)] if states_of(pools) else range(len(tokens) + ps, len(path) + 1, ps)
             for end in ends:
                 needed = held_pages[max(0, end - WINDOW + 1) // ps : end // ps]
-                there = windows_of(pools) is None or windows_of(pools).full_to_window[needed].all()
+                there = windows_of(pools) is None or windows_of(pools).map.full_to_window[needed].all()
                 if (
                     path[:end] == prompt[:end]
                     and end < len(prompt)
                     and there
-                    and (not states_of(pools) or states_of(pools).slot_of(child))
+                    and (not states_of(pools) or states_of(pools).in_tree.slot_of(child))
                 ):
                     best = max(best, end)
             look(child, path, held_pages)
 
-    for root in pools.cache._roots.values():
+    for root in pools.cache.index.roots.values():
         look(root, [], np.empty(0, dtype=np.int64))
     return best
 
@@ -219,9 +219,9 @@ def test_c3_c20_of_a_partly_evicted_prefix_what_can_be_resumed_is_still_hit(kind
         sim.add(prompt, greedy(2))
         sim.drain()
         if states_of(pools):
-            states_of(pools).evict(states_of(pools).num_cached // fraction)
+            states_of(pools).in_tree.evict(states_of(pools).num_cached // fraction)
         if windows_of(pools):
-            windows_of(pools).evict(windows_of(pools).num_cached // fraction)
+            windows_of(pools).in_tree.evict(windows_of(pools).num_cached // fraction)
         expected = resumable(sim, prompt)
         again = sim.add(prompt, greedy(2))
         sim.drain()

@@ -15,7 +15,7 @@ import pytest
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.holding import Allocation, Holding
 from forebay.memory.kinds.build import make_kinds
-from forebay.memory.kinds.kind import Kind
+from forebay.memory.kinds.kind import Kind, Kinds
 from forebay.memory.radix_node import Node
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, PAD, Holder, Ids, Slots
@@ -141,7 +141,7 @@ def run(seed: int, kind: type[IndexKeys]) -> Simulation:
     config = replace(config, kinds=replace(config.kinds, slot_bytes=slot_bytes))
     traffic = random_traffic(rng, config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pools, "make_kinds", lambda config, rows: (*make_kinds(config, rows), kind(config, rows)))
+        patch.setattr(pools, "make_kinds", lambda config, rows: Kinds((*make_kinds(config, rows), kind(config, rows))))
         sim = Simulation(config, traffic, rng, make_scheduler=Following, widths=widths)
     sim.run()
     return sim

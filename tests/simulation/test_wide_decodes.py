@@ -123,9 +123,9 @@ def test_a_window_that_a_step_may_still_look_at_must_not_go_before_its_turn():
     step = device.runner.launch(first)
     device.runner.launch(second)
     step.result()
-    device.windows.slots.return_ids(device.windows.detach(tenant.pages[3:4]), 1)  # of tokens 6 and 7
+    device.windows.slots.return_ids(device.windows.map.detach(tenant.pages[3:4]), 1)  # of tokens 6 and 7
     device.runner.check_in_flight()
-    device.windows.slots.return_ids(device.windows.detach(tenant.pages[4:5]), 1)
+    device.windows.slots.return_ids(device.windows.map.detach(tenant.pages[4:5]), 1)
     with pytest.raises(RunnerError, match=r"window pages .* released while step 3 reads"):
         device.runner.check_in_flight()
 

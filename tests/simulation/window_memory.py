@@ -69,10 +69,10 @@ class WindowMemory:
 
     def __init__(self, pool: Windows, kv_slots: Slots, page_size: int, context: int) -> None:
         self._pool, self._kv_slots = pool, kv_slots
-        self.page_size, self.window = page_size, pool.window
+        self.page_size, self.window = page_size, pool.map.window
         self.full_to_window = np.zeros(kv_slots.num_rows, dtype=np.int32)
         self.bytes = SlotBytes(pool.slots, page_size)
-        self._ladder = np.arange(context + pool.window + 1, dtype=np.int64)
+        self._ladder = np.arange(context + pool.map.window + 1, dtype=np.int64)
 
     def write_map(self, plan: StepPlan) -> None:
         pages, windows = plan.kinds.window.map_pages, plan.kinds.window.map_windows
@@ -99,7 +99,7 @@ class WindowMemory:
             generations=self._pool.slots.generation[pages],
         )
         read = reads.within(span.least, span.ends)
-        if some(read & ((pages == PAD) | (pages != self._pool.full_to_window[full]))):
+        if some(read & ((pages == PAD) | (pages != self._pool.map.full_to_window[full]))):
             raise RunnerError(f"step {plan.step} reads windows that are gone: {pages} of pages {full}")
         self._check_owners(plan, reads, read, full)
         return reads

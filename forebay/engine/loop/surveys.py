@@ -49,7 +49,7 @@ class Surveys:
         """The next nodes of the tree, or its first ones."""
         self._now = now
         if wanted.begin:
-            self._survey, self._num_left = survey(self._cache, self._secret, self._idle_s), MAX_PARTS
+            self._survey, self._num_left = survey(self._cache.index, self._secret, self._idle_s), MAX_PARTS
         passed = list(islice(self._survey, NODES_PER_PART))
         self._num_left -= 1
         is_whole = len(passed) < NODES_PER_PART

@@ -10,7 +10,7 @@ from typing import Final
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.budget import KindDemand
 from forebay.memory.kinds.declared import CacheSizes, DeclaredKind, Sizing
-from forebay.memory.kinds.kind import Kind
+from forebay.memory.kinds.kind import Kinds
 from forebay.memory.kinds.resident.declaration import RESIDENT_COPIES
 from forebay.memory.kinds.ring.declaration import STATE_RINGS
 from forebay.memory.kinds.state.declaration import RECURRENT_STATES, make_rows
@@ -66,7 +66,7 @@ def make_demands(sizing: Sizing) -> tuple[KindDemand, ...]:
     return tuple(declared.demand(kept[declared.name], sizing) for declared in reversed(KINDS) if declared.name in kept)
 
 
-def make_kinds(config: SchedulerConfig, rows: ReqToTokenPool) -> tuple[Kind, ...]:
+def make_kinds(config: SchedulerConfig, rows: ReqToTokenPool) -> Kinds:
     """Make the kinds that memory was divided for."""
     made = (declared.make(config, rows) for declared in KINDS)
-    return tuple(kind for kind in made if kind is not None)
+    return Kinds(kind for kind in made if kind is not None)

@@ -1,14 +1,21 @@
 """The interface of a kind of cache beside full KV.
 
-Full KV is the backbone: its pages are the edges of the prefix tree. Whatever else layers keep for a token, a window or
-a sequence is a `Kind`: it owns its slots, and attaches what the prefix cache keeps of it to the tree's nodes. The
-prefix tree calls the methods of `CachedKind`, the scheduler those of `Kind`. Without such layers both are idle.
+Full KV is the backbone: its pages are the edges of the prefix tree. What else layers keep for a token, a window or a
+sequence is a `Kind`. It owns its slots, and implements those of the protocols below that it needs: cached in the tree,
+held by a request, planned as columns. Its share of memory is a `KindDemand` (`memory/budget.py`). `Kinds` finds out
+which protocols the kinds of an engine implement, and refuses one that implements a protocol in part. A kind may name
+the protocols that it implements as its bases, so that mypy checks them.
+
+Units of the tree are pages of full KV, counted from the root, except where a name says otherwise.
 """
+
+# mypy: disable-error-code="type-abstract"
+# `Kinds._all` is given protocols, none of which it makes an object of.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from forebay.base.counters import Counter
 from forebay.memory.draft import Draft
@@ -19,9 +26,12 @@ from forebay.memory.slots import NO_IDS, Holder, Ids, Slots
 
 
 class Arrival(NamedTuple):
-    """Facts about a prompt that starts: its length, the lengths from which others are likely to go on
-    (`resume_points`), and those at which others part from it (`branches`); and whether it goes on from what comes from
-    elsewhere, the host or another engine."""
+    """Facts about a prompt that starts.
+
+    `num_prompt` is its length, `resume_points` are lengths from which other requests are likely to resume, and
+    `branches` those at which other prompts part from it. With `from_elsewhere` its cache is copied from the host or
+    from another engine.
+    """
 
     num_prompt: int
     from_elsewhere: bool = False
@@ -31,66 +41,63 @@ class Arrival(NamedTuple):
 
 class Reserve(NamedTuple):
     """Slots of a kind that requests may take without asking for room: `per_row` in each row, and `in_flight` for the
-    chunks of all together. Admission gives out a row only if its share is there."""
+    chunks of all requests together. Admission gives out a row only if its share is available."""
 
     per_row: int = 0
     in_flight: int = 0
 
 
 class Tree(Protocol):
-    """The prefix tree, as far as a kind knows it."""
+    """The prefix tree, as far as a kind uses it."""
 
     page_size: int
 
     def lost(self, nodes: Iterable[Node]) -> None:
-        """The cache gave up what a kind kept: matches made before are void, and of `nodes` the rank has changed."""
+        """Handle that the cache dropped slots of a kind: earlier matches are void, and the rank of `nodes` changed."""
 
 
-class CachedKind:
-    """The prefix cache's side of a kind: which slots it keeps, locks and evicts. The defaults are those of a kind that
-    is present wherever full KV is, and costs nothing.
+# -- cached in the tree ------------------------------------------------------------------------------------------------
 
-    Units are pages of full KV, counted from the root of the tree, except where a name says otherwise.
-    """
+
+@runtime_checkable
+class AttachedKind(Protocol):
+    """The prefix cache keeps slots of this kind for its pages."""
 
     name: ClassVar[str]
-    missing: ClassVar[MissReason] = MissReason.NONE  # why a hit ends where this kind cannot be resumed
-    of_pages: ClassVar[bool] = True  # has a slot for each page, or for the last ones; else a sequence has one
-    at_ends: ClassVar[bool] = False  # can be resumed only at ends of nodes that keep a slot
     slots: Slots
-    tree: Tree  # set by the tree that asks
-    shares: Shares  # likewise: cached slots by the tenants that are charged for them
-    num_cached = 0  # slots of the prefix cache, of which `num_locked` cannot be evicted
-    num_locked = 0
 
-    @property
-    def num_evictable(self) -> int:
-        return self.num_cached - self.num_locked
+    def attached(self, node: Node, owner: int) -> None:
+        """Take over what belongs to the pages of a new leaf, which were those of request `owner`."""
 
-    @property
-    def num_available(self) -> int:
-        """Slots that are free, or cached and not locked."""
-        return self.slots.num_free + self.num_cached - self.num_locked
+    def removed(self, node: Node) -> None:
+        """Free what is kept for a leaf that is removed."""
 
-    def make_room(self, num_slots: int) -> None:
-        """Evict until `num_slots` are free, or nothing more can be evicted."""
-        short = num_slots - self.slots.num_free
-        if short > 0:
-            self.evict(short)
+    def cached(self, nodes: Iterable[Node]) -> Holder:
+        """Return the slots that the tree's `nodes` keep, for an audit."""
 
-    def evict(self, num_slots: int) -> int:
-        """Free up to `num_slots` cached slots that are not locked, and report lost nodes to the tree. Returns the
-        number of freed slots."""
-        return 0
+
+@runtime_checkable
+class ResumedKind(Protocol):
+    """A hit ends where this kind cannot be resumed. Its cached slots are evicted alone, before or with their pages."""
+
+    name: ClassVar[str]
+    missing: ClassVar[MissReason]  # why a hit ends where this kind cannot be resumed
+    at_ends: ClassVar[bool]  # whether it can be resumed only at ends of nodes that keep a slot
+    slots_per_request: int
 
     def last_resumable(self, nodes: Sequence[Node], pages: Ids, longest: int) -> int:
         """Return the greatest number of pages, at most `longest`, after which a request can resume. `nodes` lead from
         the root to the end of a cached prefix (the last one may be matched in part), and `pages` are its pages."""
-        return longest
 
     def num_kept(self, node: Node) -> int:
         """Return the number of slots that the prefix cache keeps for this node."""
-        return 0
+
+    def make_room(self, num_slots: int) -> None:
+        """Evict until `num_slots` are free, or nothing more can be evicted."""
+
+    def evict(self, num_slots: int) -> int:
+        """Free up to `num_slots` cached slots that are not locked, and report lost nodes to the tree. Return the number
+        of freed slots."""
 
     def lock(self, node: Node, pages: Ids) -> None:
         """Protect from eviction the slots that a request needs to resume at the end of `node`, behind `pages`."""
@@ -101,114 +108,290 @@ class CachedKind:
     def touch(self, node: Node, num_pages: int) -> None:
         """Record that a request resumes at the end of `node`, after `num_pages` pages."""
 
-    def attached(self, node: Node, owner: int) -> None:
-        """Take over what belongs to the pages of a new leaf, which were those of request `owner`."""
-
-    def replaced(self, nodes: Sequence[Node], cached: Ids, own: Ids, owner: int) -> Ids:
-        """Handle request `owner` exchanging its `own` pages for the pages `cached` of `nodes`, which hold the same
-        tokens. Returns the pages whose entry in a map of this kind has changed."""
-        return NO_IDS
-
     def split(self, upper: Node, lower: Node) -> None:
         """Handle a node cut in two: `lower` is the original node and ends where it did."""
 
-    def removed(self, node: Node) -> None:
-        """Free what is kept for a leaf that is removed."""
 
-    def clear(self) -> None:
-        """Forget everything, locked or not."""
+@runtime_checkable
+class ReplacedKind(Protocol):
+    """Requests exchange their pages for cached pages with the same tokens, and what this kind keeps for these."""
 
-    def cached(self, nodes: Iterable[Node]) -> Holder:
-        """Return the slots that the tree's `nodes` keep, for an audit."""
-        raise NotImplementedError
+    def replaced(self, nodes: Sequence[Node], cached: Ids, own: Ids, owner: int) -> Ids:
+        """Handle request `owner` exchanging its `own` pages for the pages `cached` of `nodes`. Return the pages whose
+        entry in a map of this kind has changed."""
+
+
+@runtime_checkable
+class CheckedKind(Protocol):
+    """A kind with counts about the tree, which an audit checks."""
 
     def check(self, nodes: Iterable[Node]) -> None:
         """Assert that the counts match what the tree's nodes keep, roots included."""
 
 
-class Kind(CachedKind):
-    """A kind of cache: besides what is cached, what each request holds from its admission to its release."""
+# -- held by a request -------------------------------------------------------------------------------------------------
 
-    COUNTERS: ClassVar[tuple[Counter, ...]] = ()
 
-    of_rows: ClassVar[bool] = False  # a request's slot is its row, and is taken and released with that
-    is_transferred: ClassVar[bool] = True  # goes with a request to other memories; else it is a copy of what does
-    reserve = Reserve()
-    slots_per_request = 0  # slots that a request must be given at its admission, together with its row
+@runtime_checkable
+class HeldKind(Protocol):
+    """A request holds slots of this kind from its admission to its release."""
+
+    name: ClassVar[str]
+    slots: Slots
 
     def admit(self, held: Allocation, arrival: Arrival, draft: Draft) -> None:
         """Allocate for a request that has its row and pages. It resumes at the end of its pin, for which it is locked,
         or from a copy that comes from elsewhere, for which it needs slots."""
 
-    def trim(self, table: RowTable, rows: Ids) -> None:
-        """Free what these rows no longer read, before a step is planned for them."""
-
-    def limit(self, held: Allocation, stop: int) -> int:
-        """Return where a chunk up to `stop` tokens has to end."""
-        return stop
-
-    def extend(self, held: Allocation, stop: int, draft: Draft) -> None:
-        """Allocate for a step that computes the request's tokens up to `stop`."""
-
-    def decode(self, table: RowTable, rows: Ids, committed: int, draft: Draft) -> None:
-        """Allocate for a step that decodes these rows, whose bounds count it; steps up to `committed` completed."""
-
-    def grow(self, pages: Ids, owners: Ids, draft: Draft) -> None:
-        """Allocate for a new page of each of the decoding requests `owners`."""
-
-    def columns(self, draft: Draft, rows: Ids) -> dict[str, Ids]:
-        """Return the plan's columns of this kind, for sequences in `rows`."""
-        return {}
-
-    def transfer_slots(self, held: Allocation, pages: Ids, start: int = 0) -> Ids:
-        """Return the slots to copy when the request's first `kv_len` tokens, in `pages`, go to another memory; from
-        there they come back into as many others. In the order of tokens; of pages those from number `start` on."""
-        return NO_IDS
-
-    def adoptable_ends(self, held: Allocation, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
-        """Filter `ends` (in tokens), at which the cache could adopt what steps up to `committed` wrote, to those that
-        can be resumed; with `last` the request is leaving."""
-        return ends
-
-    def next_adoptable_end(self, held: Allocation, stop: int, end: int | None) -> int | None:
-        """Return the first length, `stop` or more, up to which the cache will adopt what the request computes, None for
-        no such length. `end` is that of full KV."""
-        return end
-
-    def adopted(self, held: Allocation, start: int, end: int) -> Holding | None:
-        """Handle that the cache adopted the request's pages from page `start` up to `end` tokens. Returns what it did
-        not take."""
-        return None
-
-    def is_finishing(self, held: Allocation, num_tokens: int) -> bool:
-        """Return True if more of a request that ends now, with `num_tokens`, can be cached once its steps commit."""
-        return False
-
-    def release_pages(self, pages: Ids) -> Holding | None:
-        """Detach what belongs to these pages, which the request gives up."""
-        return None
-
     def release_all(self, held: Allocation) -> Holding | None:
         """Detach all that a leaving request holds."""
-        return None
 
     def return_slots(self, holding: Holding, owner: int) -> None:
         """Free the slots and locks of a holding that no step reads any more."""
 
+
+@runtime_checkable
+class ExtendedKind(Protocol):
+    """Prompts take slots of this kind by chunk."""
+
+    def extend(self, held: Allocation, stop: int, draft: Draft) -> None:
+        """Allocate for a step that computes the request's tokens up to `stop`."""
+
+
+@runtime_checkable
+class DecodedKind(Protocol):
+    """Decodes take or free slots of this kind."""
+
+    def decode(self, table: RowTable, rows: Ids, committed: int, draft: Draft) -> None:
+        """Allocate for a step that decodes these rows, whose bounds count it; steps up to `committed` completed."""
+
+
+@runtime_checkable
+class GrownKind(Protocol):
+    """Each page of a request has slots of this kind."""
+
+    def grow(self, pages: Ids, owners: Ids, draft: Draft) -> None:
+        """Allocate for a new page of each of the decoding requests `owners`."""
+
+
+@runtime_checkable
+class PagedKind(Protocol):
+    """Slots of this kind are released with the pages of a running request."""
+
+    def release_pages(self, pages: Ids) -> Holding | None:
+        """Detach what belongs to these pages, which the request gives up."""
+
+
+@runtime_checkable
+class TrimmedKind(Protocol):
+    """Running requests free slots of this kind that they no longer read."""
+
+    def trim(self, table: RowTable, rows: Ids) -> None:
+        """Free what these rows no longer read, before a step is planned for them."""
+
+
+@runtime_checkable
+class AdoptableKind(Protocol):
+    """The cache can adopt this kind only at some lengths, where a step writes a snapshot."""
+
+    def limit(self, held: Allocation, stop: int) -> int:
+        """Return the length at which a chunk up to `stop` tokens has to end."""
+
+    def adoptable_ends(self, held: Allocation, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
+        """Return those of the lengths up to `ends` at which the cache can adopt what steps up to `committed` wrote;
+        with `last` the request is leaving."""
+
+    def next_adoptable_end(self, held: Allocation, stop: int, end: int | None) -> int | None:
+        """Return the first length, `stop` or more, up to which the cache will adopt what the request computes, None for
+        no such length. `end` is that of full KV."""
+
+    def is_finishing(self, held: Allocation, num_tokens: int) -> bool:
+        """Return True if more of a request that ends now, with `num_tokens`, can be cached once its steps commit."""
+
+
+@runtime_checkable
+class AdoptedKind(Protocol):
+    """A kind that acts when the cache adopts a request's pages."""
+
+    def adopted(self, held: Allocation, start: int, end: int) -> Holding | None:
+        """Handle that the cache adopted the request's pages from page `start` up to `end` tokens. Return the slots that
+        it did not take."""
+
+
+@runtime_checkable
+class TransferredKind(Protocol):
+    """Slots of this kind go with a request to the host and to other engines; others are copies of what does."""
+
+    name: ClassVar[str]
+    of_pages: ClassVar[bool]
+
+    def transfer_slots(self, held: Allocation, pages: Ids, start: int = 0) -> Ids:
+        """Return the slots to copy when the request's first `kv_len` tokens, in `pages`, go to another memory; from
+        there they are copied into as many others. In the order of tokens; of pages those from number `start` on."""
+
+
+@runtime_checkable
+class LockedKind(Protocol):
+    """Requests lock cached slots of this kind while they read them."""
+
+    def check_locks(self, allocations: Iterable[Allocation], holdings: Iterable[Holding]) -> None:
+        """Assert that exactly what `allocations` and deferred `holdings` read is locked."""
+
+
+@runtime_checkable
+class RestartedKind(Protocol):
+    """Void steps leave something of this kind to prepare again."""
+
     def start_over(self, draft: Draft) -> None:
         """Prepare `draft`, the next step, after all requests were released and the steps in flight are void."""
 
-    def count(self, totals: Ids) -> None:
-        """Take in the totals that the kind's device side counts, as far as a completed step left them."""
+
+# -- planned and counted -----------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class PlannedKind(Protocol):
+    """A step's plan has columns of this kind."""
+
+    name: ClassVar[str]
+
+    def columns(self, draft: Draft, rows: Ids) -> dict[str, Ids]:
+        """Return the plan's columns of this kind, for sequences in `rows`."""
+
+
+@runtime_checkable
+class CountingKind(Protocol):
+    """A kind with counters, which `Kind.COUNTERS` declares."""
 
     @property
     def counters(self) -> dict[str, float]:
         """The values of `COUNTERS`, by name."""
-        return {}
+
+
+@runtime_checkable
+class DeviceCountingKind(Protocol):
+    """The device side of this kind counts something."""
+
+    name: ClassVar[str]
+
+    def count(self, totals: Ids) -> None:
+        """Record the totals that the device side has counted, as far as a completed step left them."""
+
+
+PROTOCOLS: tuple[type[Any], ...] = (
+    *(AttachedKind, ResumedKind, ReplacedKind, CheckedKind, HeldKind, ExtendedKind, DecodedKind, GrownKind, PagedKind),
+    *(TrimmedKind, AdoptableKind, AdoptedKind, TransferredKind, LockedKind, RestartedKind, PlannedKind, CountingKind),
+    DeviceCountingKind,
+)
+
+
+class Kind:
+    """A kind of cache of one engine: its slots, and its declaration. `parts` implement the protocols."""
+
+    name: ClassVar[str]
+    COUNTERS: ClassVar[tuple[Counter, ...]] = ()
+    missing: ClassVar[MissReason] = MissReason.NONE  # as of its `ResumedKind`
+    of_pages: ClassVar[bool] = True  # has a slot for each page, or for the last ones; else a sequence has one
+    of_rows: ClassVar[bool] = False  # a request's slot is its row, and is taken and released with that
+    slots: Slots
+    reserve = Reserve()
+    slots_per_request = 0  # slots that a request must be given at its admission, together with its row
+    num_cached = 0  # slots of the prefix cache, of which `num_locked` cannot be evicted
+    num_locked = 0
+
+    @property
+    def num_available(self) -> int:
+        """Slots that are free, or cached and not locked."""
+        return self.slots.num_free + self.num_cached - self.num_locked
+
+    @property
+    def parts(self) -> tuple[object, ...]:
+        """The objects that implement the protocols of this kind."""
+        return (self,)
+
+    def clear(self) -> None:
+        """Free all slots, locked or not."""
+        self.slots.clear()
 
     def holder(self, held: Allocation) -> Holder:
         """Return the slots that a request holds, for an audit."""
+        return Holder(held.id, NO_IDS)
+
+
+class CachedPart:
+    """The part of a kind that the prefix cache keeps, if that is an object of its own."""
+
+    at_ends: ClassVar[bool] = False
+    slots: Slots
+    tree: Tree  # set by the tree
+    shares: Shares  # set by the tree: cached slots by the tenants that are charged for them
+    slots_per_request = 0  # as of its kind
+    num_cached = 0
+    num_locked = 0
+
+    @property
+    def num_evictable(self) -> int:
+        return self.num_cached - self.num_locked
+
+    def make_room(self, num_slots: int) -> None:
+        """Evict until `num_slots` are free, or nothing more can be evicted."""
+        short = num_slots - self.slots.num_free
+        if short > 0:
+            self.evict(short)
+
+    def evict(self, num_slots: int) -> int:
+        """Free up to `num_slots` cached slots; see `ResumedKind`."""
         raise NotImplementedError
 
-    def check_locks(self, allocations: Iterable[Allocation], holdings: Iterable[Holding]) -> None:
-        """Assert that exactly what `allocations` and deferred `holdings` read is locked."""
+
+P = TypeVar("P")
+
+
+class Kinds:
+    """The kinds of an engine, and the parts that implement each protocol, in the order of the kinds."""
+
+    def __init__(self, kinds: Iterable[Kind] = ()) -> None:
+        self.all = tuple(kinds)
+        self.parts = [part for kind in self.all for part in kind.parts]
+        for part in self.parts:
+            _check_protocols(part)
+        self.attached = self._all(AttachedKind)
+        self.resumed = self._all(ResumedKind)
+        self.replaced = self._all(ReplacedKind)
+        self.checked = self._all(CheckedKind)
+        self.held = self._all(HeldKind)
+        self.extended = self._all(ExtendedKind)
+        self.decoded = self._all(DecodedKind)
+        self.grown = self._all(GrownKind)
+        self.paged = self._all(PagedKind)
+        self.trimmed = self._all(TrimmedKind)
+        self.adoptable = self._all(AdoptableKind)
+        self.adopted = self._all(AdoptedKind)
+        self.transferred = self._all(TransferredKind)
+        self.restarted = self._all(RestartedKind)
+        self.planned = self._all(PlannedKind)
+        self.counting = self._all(CountingKind)
+        self.device_counting = self._all(DeviceCountingKind)
+
+    def _all(self, protocol: type[P]) -> tuple[P, ...]:
+        return tuple(part for part in self.parts if isinstance(part, protocol))
+
+    def num_kept(self, node: Node) -> list[int]:
+        """Return for each kind the number of slots that the prefix cache keeps for this node."""
+        parts = ([part for part in kind.parts if isinstance(part, ResumedKind)] for kind in self.all)
+        return [sum(part.num_kept(node) for part in own) for own in parts]
+
+    def __iter__(self) -> Iterator[Kind]:
+        return iter(self.all)
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+
+def _check_protocols(part: object) -> None:
+    """Raise TypeError if `part` implements a protocol of kinds in part."""
+    for protocol in PROTOCOLS:
+        methods = {name for name, member in vars(protocol).items() if callable(member) and not name.startswith("_")}
+        missing = {name for name in methods if not hasattr(part, name)}
+        if missing and missing != methods:
+            raise TypeError(f"{type(part).__name__} lacks {sorted(missing)} of {protocol.__name__}")

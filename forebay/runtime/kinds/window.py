@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 from torch import Tensor
 
-from forebay.memory.kinds.window.windows import WINDOW
+from forebay.memory.kinds.window.cached_windows import WINDOW
 from forebay.ops import Ops
 from forebay.ops.reference.attention import PagedKv
 from forebay.pools.cache_pool import CachePool

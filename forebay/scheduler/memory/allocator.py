@@ -27,8 +27,8 @@ class Prefixes:
         self._pools, self._kinds, self._cache, self._page_size = pools, pools.kinds, pools.cache, pools.page_size
         self._reuse = reuse
         # The resumable lengths of a request without a hit, by the kinds that can end one.
-        self.nothing_resumable = {kind.name: 0 for kind in self._kinds if kind.missing is not MissReason.NONE}
-        self.at_ends = any(kind.at_ends for kind in self._kinds)  # whether it matters where prompts part
+        self.nothing_resumable = {kind.name: 0 for kind in self._kinds.resumed}
+        self.at_ends = any(kind.at_ends for kind in self._kinds.resumed)  # whether it matters where prompts part
 
     # -- matching -------------------------------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ class Prefixes:
             return MISSES[MissReason.PROMPT_LOGPROBS]
         if req.pools_all:
             return MISSES[MissReason.POOLING]
-        return self._cache.match(req.key(len(req.tokens) - 1), req.cache_namespace)
+        return self._cache.index.match(req.key(len(req.tokens) - 1), req.cache_namespace)
 
     def pin(self, req: Request, match: Match) -> tuple[Match, Pin]:
         """Protect all that `match` found from eviction, until `unpin` or the request's release.
@@ -49,7 +49,7 @@ class Prefixes:
         starts and does not wait."""
         pin = self._cache.pin(match, req.cache_namespace, req.priority, req.author, req.tenant, req.arrival)
         if pin.num_pages:
-            for kind in self._kinds:
+            for kind in self._kinds.resumed:
                 kind.lock(pin.node, match.pages)
         if match.num_tokens and (scarce := self._pools.scarce):
             self.unpin(pin, match)
@@ -59,7 +59,7 @@ class Prefixes:
     def unpin(self, pin: Pin, match: Match) -> None:
         """Release a pin in the prefix cache, and the locks of each kind on the matched pages."""
         if pin.num_pages:
-            for kind in self._kinds:
+            for kind in self._kinds.resumed:
                 kind.unlock(pin.node, match.pages)
         self._cache.unpin(pin)
 
@@ -75,7 +75,7 @@ class Prefixes:
             return
         held = req.allocation
         ends: Sequence[int] = (min(num_committed, len(req.tokens)),)
-        for kind in self._kinds:
+        for kind in self._kinds.adoptable:
             ends = kind.adoptable_ends(held, ends, self._pools.steps.committed, last=last)
         for end in ends:
             start, stop = held.pin.num_pages, end // self._page_size
@@ -84,8 +84,8 @@ class Prefixes:
                 adoption = self._cache.extend_pin(held.pin, req.key(stop * self._page_size), own, req.id)
                 if len(adoption.replaced):
                     self._replace(held, start, own, adoption)
-            for kind in self._kinds:
-                self._pools.deferred.free_holding(kind.adopted(held, start, end), req.id)
+            for adopting in self._kinds.adopted:
+                self._pools.deferred.free_holding(adopting.adopted(held, start, end), req.id)
 
     def _replace(self, held: Allocation, start: int, own: Ids, adoption: Adoption) -> None:
         """Let the row use pages that the cache had already, from page `start` on, and free the request's `own`."""
@@ -97,19 +97,19 @@ class Prefixes:
     def next_adoptable_end(self, held: Allocation, stop: int) -> int | None:
         """Return the first length, `stop` or more, up to which the cache will adopt what the request computes."""
         end = stop if held.kv_committed < stop else None
-        for kind in self._kinds:
+        for kind in self._kinds.adoptable:
             end = kind.next_adoptable_end(held, stop, end)
         return end
 
     def is_finishing(self, req: Request) -> bool:
         """Return whether more of a request that ends now can be adopted if its release waits for its steps in
         flight."""
-        return any(kind.is_finishing(req.allocation, len(req.tokens)) for kind in self._kinds)
+        return any(kind.is_finishing(req.allocation, len(req.tokens)) for kind in self._kinds.adoptable)
 
     def checkpoints(self, pin: Pin) -> list[int]:
         """Return the lengths of a pinned prefix from which a request can resume, if that is possible only at ends of
         nodes."""
-        kinds = [kind for kind in self._kinds if kind.at_ends]
+        kinds = [kind for kind in self._kinds.resumed if kind.at_ends]
         lengths: list[int] = []
         node, num_pages = pin.node, pin.num_pages
         while kinds and node.parent is not None:
@@ -147,9 +147,9 @@ class Allocator:
             kv_committed=match.num_tokens,  # what is loaded from the host is there once its step has committed
         )
         draft.write_row(held.row, 0, pages)
-        if self._kinds:
+        if self._kinds.held:
             arrival = Arrival(req.num_prompt, num_loaded > 0, req.resume_points, branches)
-            for kind in self._kinds:
+            for kind in self._kinds.held:
                 kind.admit(held, arrival, draft)
         if num_loaded:
             copies.load(self._pools.host_copy(held), draft)
@@ -161,7 +161,7 @@ class Allocator:
         pages = NO_IDS
         try:
             pools.make_room(num_pages)
-            for kind in self._kinds:
+            for kind in self._kinds.resumed:
                 kind.make_room(kind.slots_per_request)
             pages = pools.kv.take_ids(num_pages, req.id)
             self._rows.alloc([held])
@@ -181,7 +181,7 @@ class Allocator:
             held, max_kv_len=req.max_kv_len, num_pages=len(pages), kv_len=num_tokens, kv_committed=found
         )
         self._rows.req_to_token[held.row, : len(pages)] = pages
-        for kind in self._kinds:
+        for kind in self._kinds.held:
             kind.admit(held, Arrival(num_tokens, from_elsewhere=True), self._pools.draft)
 
     def join(self, req: Request) -> None:
@@ -196,9 +196,9 @@ class Allocator:
 
     def trim(self, extending: Iterable[Request]) -> None:
         """Free what these prompts no longer read, before their next chunks are cut."""
-        if self._kinds:
+        if self._kinds.trimmed:
             rows = np.array([req.allocation.row for req in extending], dtype=np.int64)
-            for kind in self._kinds:
+            for kind in self._kinds.trimmed:
                 kind.trim(self._table, rows)
 
     def extend(self, req: Request, most: int, *, starts: bool) -> Chunk:
@@ -211,12 +211,12 @@ class Allocator:
         stop = min(held.extend_target, start + most)
         if pools.pictures is not None and req.pictures is not None:
             stop = req.pictures.limit(start, stop, pools.pictures)
-        for kind in self._kinds:
+        for kind in self._kinds.adoptable:
             stop = kind.limit(held, stop)
         chunk = Chunk(req, start, stop)
         if starts or stop > start:
-            for kind in self._kinds:
-                kind.extend(held, stop, pools.draft)
+            for extending in self._kinds.extended:
+                extending.extend(held, stop, pools.draft)
             pools.draft.chunks.append(chunk)
         return chunk
 
@@ -228,7 +228,7 @@ class Allocator:
             reqs, rows = [reqs[i] for i in active.tolist()], rows[active]
         if not reqs:
             return [], NO_IDS
-        for kind in self._kinds:
+        for kind in self._kinds.trimmed:
             kind.trim(self._table, rows)
         growing = rows[self._pools.opens_page(rows)]
         if len(growing):
@@ -263,7 +263,7 @@ class Allocator:
         pages = pools.kv.take_ids(len(rows), owners)
         pools.draft.write_each(rows, columns, pages)
         self._table.num_pages[rows] = columns + 1
-        for kind in self._kinds:
+        for kind in self._kinds.grown:
             kind.grow(pages, owners, pools.draft)
 
     # -- releasing ------------------------------------------------------------------------------------------------

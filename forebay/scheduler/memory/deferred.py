@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from forebay.memory.holding import Allocation, DeferredFree, Holding, Steps, Transfer
-from forebay.memory.kinds.kind import Kind
+from forebay.memory.kinds.kind import Kind, Kinds
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import Pin
@@ -33,7 +33,7 @@ class Deferred:
     """
 
     def __init__(
-        self, steps: Steps, kv: PagedKvAllocator, rows: ReqToTokenPool, cache: RadixCache, kinds: Sequence[Kind]
+        self, steps: Steps, kv: PagedKvAllocator, rows: ReqToTokenPool, cache: RadixCache, kinds: Kinds
     ) -> None:
         self._steps, self._kv, self._rows, self._cache, self._kinds = steps, kv, rows, cache, kinds
         self.entries: list[DeferredFree] = []
@@ -71,12 +71,12 @@ class Deferred:
 
     def free_pages(self, held: Allocation, pages: Ids) -> None:
         """Free pages that a running request released, and what other kinds keep for them."""
-        self._free_parts(held, pages, present(kind.release_pages(pages) for kind in self._kinds))
+        self._free_parts(held, pages, present(kind.release_pages(pages) for kind in self._kinds.paged))
 
     def free_all(self, held: Allocation, pages: Ids) -> None:
         """Free everything that a request held: its row, its own `pages`, its pin, and what other kinds keep for it."""
         self._free_parts(
-            held, pages, present(kind.release_all(held) for kind in self._kinds), row=held.row, pin=held.pin
+            held, pages, present(kind.release_all(held) for kind in self._kinds.held), row=held.row, pin=held.pin
         )
 
     def _free_parts(
@@ -130,13 +130,13 @@ class Deferred:
 
     def reserve(self, slots: TransferSlots) -> None:
         """Take slots out of the cleared pools that other engines may still access, until their ticket opens."""
-        kinds = [kind for kind in self._kinds if kind.name in slots.ids]
+        of_rows = [kind.name for kind in self._kinds if kind.of_rows and kind.name in slots.ids]
         pages = slots.ids[self._kv.name]
         self._kv.claim(pages, slots.request_id)
-        holdings = [Holding(kind, slots.ids[kind.name]) for kind in kinds if not kind.of_rows]
+        holdings = [Holding(kind, slots.ids[kind.name]) for kind in self._kinds.held if kind.name in slots.ids]
         for holding in holdings:
             holding.kind.slots.claim(holding.ids, slots.request_id)
-        rows = np.unique(np.concatenate([NO_IDS, *(slots.ids[kind.name] for kind in kinds if kind.of_rows)]))
+        rows = np.unique(np.concatenate([NO_IDS, *(slots.ids[name] for name in of_rows)]))
         self._rows.claim(rows)
         fence, ticket, owner = self._steps.fence(), slots.ticket, slots.request_id
         entries = [DeferredFree(pages=pages, holdings=holdings, fence=fence, ticket=ticket, request_id=owner)]
@@ -152,7 +152,9 @@ class Deferred:
 
     def num_reserved(self, kind: Kind) -> int:
         """Return the slots of a kind that `reserve` took and that are not free yet."""
-        holdings = [holding for entry in self._in_transfer for holding in entry.holdings if holding.kind is kind]
+        holdings = [
+            holding for entry in self._in_transfer for holding in entry.holdings if holding.kind.slots is kind.slots
+        ]
         return sum(len(holding.ids) for holding in holdings)
 
     # -- checking -------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class EngineMemory:
     def launch(self, decodes: Ids, admitted: Sequence[Request]) -> StepPlan:
         """Freeze the draft, with decodes in these rows, into the plan of a step, and begin the next draft."""
         pools, draft = self.pools, self.pools.draft
-        for kind in pools.kinds if len(decodes) else ():
+        for kind in pools.kinds.decoded if len(decodes) else ():
             kind.decode(pools.table, decodes, pools.steps.committed, draft)
         plan = draft.freeze(decodes, admitted, pools.kinds)
         pools.steps.launched = draft.step
@@ -85,7 +85,7 @@ class EngineMemory:
         pools.deferred.drain()
         for holding in reads:
             holding.kind.return_slots(holding, NO_OWNER)
-        for kind in pools.kinds:
+        for kind in pools.kinds.restarted:
             kind.start_over(pools.draft)
 
     def _renew_draft(self, void: Sequence[StepPlan], committed: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +70,7 @@ class Pools:
     def scarce(self) -> Kind | None:
         """The kind that one more request would lack, None for none. A kind lacks slots if it cannot give at once what
         an admission takes, with all that is locked staying, or cannot promise what the request may take later."""
-        for kind in self.kinds:
+        for kind in self.kinds.all:
             if kind.slots_per_request and kind.num_available < kind.slots_per_request:
                 return kind
             if kind.reserve.per_row > self.num_unpromised(kind):
@@ -109,7 +109,7 @@ class Pools:
         on."""
         spans = self.kv_places(held, kv_start, held.kv_len)
         pages = self.rows.pages(held.row, 0, ceil_div(held.kv_len, self.page_size))
-        for kind in self._transferred:
+        for kind in self.kinds.transferred:
             ids = kind.transfer_slots(held, pages, start // self.page_size)
             at = (len(pages) - len(ids)) * self.page_size if kind.of_pages else 0
             spans[kind.name] = Span(start=at, ids=ids)
@@ -118,12 +118,8 @@ class Pools:
     def host_copy(self, held: Allocation) -> HostCopy:
         """Return the slots to copy to the host, of all that layers keep of a request's first `kv_len` tokens."""
         pages = self.rows.pages(held.row, 0, ceil_div(held.kv_len, self.page_size))
-        slots = {kind.name: kind.transfer_slots(held, pages) for kind in self._transferred}
+        slots = {kind.name: kind.transfer_slots(held, pages) for kind in self.kinds.transferred}
         return HostCopy(request_id=held.id, slots={self.kv.name: pages, **slots})
-
-    @property
-    def _transferred(self) -> Iterable[Kind]:
-        return (kind for kind in self.kinds if kind.is_transferred)
 
     # -- all of them ----------------------------------------------------------------------------------------------
 
@@ -143,7 +139,7 @@ class Pools:
     def all(self) -> list[tuple[Slots, int]]:
         """Every pool with a ledger by request, and how many of its slots the prefix cache has."""
         found: list[tuple[Slots, int]] = [(self.kv, self.cache.num_pages), (self.rows.slots, 0)]
-        return [*found, *((kind.slots, kind.num_cached) for kind in reversed(self.kinds))]
+        return [*found, *((kind.slots, kind.num_cached) for kind in reversed(list(self.kinds)))]
 
     @property
     def num_cached(self) -> dict[str, int]:
@@ -152,18 +148,21 @@ class Pools:
 
     def cached(self) -> dict[str, Ids]:
         """Return the slots that nodes of the prefix cache hold, by kind."""
-        nodes = [*self.cache.nodes()]
-        return {self.kv.name: self.cache.holder().ids, **{kind.name: kind.cached(nodes).ids for kind in self.kinds}}
+        nodes = [*self.cache.index.nodes()]
+        ids = {self.kv.name: self.cache.holder().ids, **{kind.name: NO_IDS for kind in self.kinds}}
+        return ids | {kind.name: kind.cached(nodes).ids for kind in self.kinds.attached}
 
     def cached_in(self, slots: Slots) -> Ids:
         """Return the slots of one pool that nodes of the prefix cache hold."""
         if slots is self.kv:
             return self.cache.holder().ids
-        return next((kind.cached(self.cache.nodes()).ids for kind in self.kinds if kind.slots is slots), NO_IDS)
+        return next(
+            (kind.cached(self.cache.index.nodes()).ids for kind in self.kinds.attached if kind.slots is slots), NO_IDS
+        )
 
     def count(self, totals: Mapping[str, Ids]) -> None:
         """Record what kinds of cache have counted on the device, by kind."""
-        for kind in self.kinds:
+        for kind in self.kinds.device_counting:
             if kind.name in totals:
                 kind.count(totals[kind.name])
 
@@ -174,6 +173,6 @@ class Pools:
             "evicted_pages": self.cache.num_evicted_pages,
             "ledger_violations": sum(slots.num_violations for slots, _ in self.all),
         }
-        for kind in self.kinds:
+        for kind in self.kinds.counting:
             counted |= kind.counters
         return counted | (zeros(OF_PICTURES) if self.pictures is None else self.pictures.counters)

@@ -17,10 +17,23 @@ from forebay.base.units import ceil_div
 from forebay.config.engine_config import Ledger
 from forebay.memory.draft import Draft
 from forebay.memory.holding import Allocation, Holding, RowTable
-from forebay.memory.kinds.kind import Arrival, Kind
+from forebay.memory.kinds.kind import (
+    Arrival,
+    CheckedKind,
+    CountingKind,
+    DecodedKind,
+    DeviceCountingKind,
+    ExtendedKind,
+    HeldKind,
+    Kind,
+    PagedKind,
+    PlannedKind,
+    ReplacedKind,
+    RestartedKind,
+)
 from forebay.memory.radix_node import Node
 from forebay.memory.req_to_token_pool import ReqToTokenPool
-from forebay.memory.slots import CACHE, NO_IDS, NO_SLOT, Holder, Ids, Slots
+from forebay.memory.slots import NO_IDS, NO_SLOT, Holder, Ids, Slots
 
 RESIDENT: Final = "resident"
 # Tokens of a hit that a query behind it reads: the field's top k. A hit that is longer than all that they read is not
@@ -28,7 +41,19 @@ RESIDENT: Final = "resident"
 _READ_PER_TOKEN: Final = 2048
 
 
-class Residents(Kind):
+class Residents(
+    Kind,
+    HeldKind,
+    ExtendedKind,
+    DecodedKind,
+    PagedKind,
+    ReplacedKind,
+    CheckedKind,
+    RestartedKind,
+    PlannedKind,
+    CountingKind,
+    DeviceCountingKind,
+):
     """`num_resident_pages` copies for the `num_pages` pages of KV, and which page has one.
 
     A request whose prompt is computed takes copies for its pages, those of its prefix hit included, and frees them when
@@ -37,7 +62,6 @@ class Residents(Kind):
     """
 
     name: ClassVar[str] = RESIDENT
-    is_transferred: ClassVar[bool] = False
     COUNTERS = (
         Counter("hisparse_read_tokens", "Tokens that decodes selected in layers with two tiers"),
         Counter("hisparse_loaded_tokens", "Those of them that were not in a hot buffer"),
@@ -145,16 +169,10 @@ class Residents(Kind):
         pages = np.concatenate([NO_IDS, *self._pages.get(held.id, ())])
         return Holder(held.id, self.full_to_hisparse_device_index_mapping[pages].astype(np.int64))
 
-    def cached(self, nodes: Iterable[Node]) -> Holder:
-        return Holder(CACHE, NO_IDS)
-
     def check(self, nodes: Iterable[Node]) -> None:
         mapping = self.full_to_hisparse_device_index_mapping
         held = np.concatenate([NO_IDS, *(pages for own in self._pages.values() for pages in own)])
         assert len(held) == np.count_nonzero(mapping), "a resident copy is held by no request, or by two"
-
-    def check_locks(self, allocations: Iterable[Allocation], holdings: Iterable[Holding]) -> None:
-        """Nothing is locked: the prefix cache keeps no copies."""
 
     def _take(self, pages: Ids, owner: int) -> Ids:
         """Take copies for those of `pages` that have none, as far as copies are free; return these pages."""

@@ -6,19 +6,17 @@ request left there is never read either: positions decide which places have some
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import ClassVar, Final
 
 from forebay.config.engine_config import Ledger
 from forebay.memory.holding import Allocation
-from forebay.memory.kinds.kind import Kind
-from forebay.memory.radix_node import Node
-from forebay.memory.slots import CACHE, NO_IDS, Holder, Ids, Slots, as_ids
+from forebay.memory.kinds.kind import Kind, TransferredKind
+from forebay.memory.slots import Ids, Slots, as_ids
 
 RING: Final = "ring"
 
 
-class Rings(Kind):
+class Rings(Kind, TransferredKind):
     """A ring of each row, which goes to the host or to another engine with the rest of a request."""
 
     name: ClassVar[str] = RING
@@ -30,10 +28,3 @@ class Rings(Kind):
 
     def transfer_slots(self, held: Allocation, pages: Ids, start: int = 0) -> Ids:
         return as_ids([held.row])
-
-    def holder(self, held: Allocation) -> Holder:
-        """Return no slot: the row is what a request holds."""
-        return Holder(held.id, NO_IDS)
-
-    def cached(self, nodes: Iterable[Node]) -> Holder:
-        return Holder(CACHE, NO_IDS)

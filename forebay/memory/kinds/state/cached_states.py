@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
-from forebay.memory.kinds.kind import CachedKind
+from forebay.memory.kinds.kind import AttachedKind, CachedPart, CheckedKind, ResumedKind
 from forebay.memory.kinds.state.hybrid_rows import STATE, MambaPool
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Node, Pin
@@ -31,7 +31,7 @@ class _Cached:
         self.slot, self.tenant, self.locks, self.rank = slot, tenant, 0, _END
 
 
-class CachedStates(CachedKind):
+class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
     """States at the ends of nodes. Of each tenant's, and of each rank, the least recently used stands first.
 
     Pages with no state at or below them are dead: nobody can go on from there until somebody computes one again.
@@ -39,7 +39,6 @@ class CachedStates(CachedKind):
 
     name: ClassVar[str] = STATE
     missing: ClassVar[MissReason] = MissReason.STATE_MISSING
-    of_pages: ClassVar[bool] = False
     at_ends: ClassVar[bool] = True
 
     def __init__(self, pool: MambaPool) -> None:
@@ -91,8 +90,6 @@ class CachedStates(CachedKind):
         assert cached.locks >= 0, "a state was unlocked more often than locked"
         self.num_locked -= cached.locks == 0
 
-    # -- what the prefix tree asks ------------------------------------------------------------------------------------
-
     def last_resumable(self, nodes: Sequence[Node], pages: Ids, longest: int) -> int:
         """Where a node ends with a state."""
         end = found = 0
@@ -137,8 +134,6 @@ class CachedStates(CachedKind):
         self.shares.add(cached.tenant, -1)
         del self._ranks[cached.tenant][cached.rank][node]
         self._count(node, -1)
-
-    # -- what the prefix tree tells -----------------------------------------------------------------------------------
 
     def touch(self, node: Node, num_pages: int) -> None:
         if node in self._at:

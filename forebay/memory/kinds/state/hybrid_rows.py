@@ -35,10 +35,7 @@ class MambaPool(Slots):
 
     def __init__(self, size: int, *, ledger: Ledger = Ledger.RAISE) -> None:
         super().__init__(STATE, size, ledger=ledger)
-
-    @property
-    def size(self) -> int:
-        return self.capacity
+        self.size = size
 
     def alloc(self, n: int, owner: int) -> list[int]:
         """Take n slots; what they hold is undefined until `clear_state` or `copy_from`. Raises OutOfSlots."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -12,9 +12,23 @@ from forebay.config.engine_config import SchedulerConfig, StateStrategy
 from forebay.memory.anchors import Anchor, Reason, plan_anchors
 from forebay.memory.draft import Draft
 from forebay.memory.holding import Allocation, Holding, RowTable
-from forebay.memory.kinds.kind import Arrival, Kind, Reserve
+from forebay.memory.kinds.kind import (
+    AdoptableKind,
+    AdoptedKind,
+    Arrival,
+    CountingKind,
+    DecodedKind,
+    ExtendedKind,
+    HeldKind,
+    Kind,
+    LockedKind,
+    PlannedKind,
+    Reserve,
+    TransferredKind,
+)
 from forebay.memory.kinds.state.cached_states import CachedStates
-from forebay.memory.kinds.state.hybrid_rows import HybridReqToTokenPool
+from forebay.memory.kinds.state.hybrid_rows import STATE, HybridReqToTokenPool
+from forebay.memory.miss_reason import MissReason
 from forebay.memory.slots import NO_IDS, NO_SLOT, Holder, Ids, as_ids
 
 
@@ -98,7 +112,18 @@ class Tracking:
         return [snapshot.slot for snapshot in (*self.pending, *self.ready) if snapshot.slot not in self.buffers]
 
 
-class States(CachedStates, Kind):
+class States(
+    Kind,
+    HeldKind,
+    ExtendedKind,
+    DecodedKind,
+    AdoptableKind,
+    AdoptedKind,
+    TransferredKind,
+    LockedKind,
+    PlannedKind,
+    CountingKind,
+):
     """Live slots, tracking slots and snapshots of the running requests, whose `Tracking` is at their row.
 
     With `extra_buffer` the step that passes an anchor writes the state to another slot as well. With `no_buffer`
@@ -112,14 +137,31 @@ class States(CachedStates, Kind):
         Counter("dead_kv_tokens"),  # which also falls: a gauge of its own in /metrics
     )
 
+    name: ClassVar[str] = STATE
+    missing: ClassVar[MissReason] = MissReason.STATE_MISSING
+    of_pages: ClassVar[bool] = False
+
     def __init__(self, config: SchedulerConfig, rows: HybridReqToTokenPool) -> None:
-        super().__init__(rows.mamba_pool)
+        self.slots = self.pool = rows.mamba_pool
+        self.in_tree = CachedStates(self.pool)
         self._rows, self._config = rows, config
-        self.slots_per_request = rows.slots_per_req
+        self.slots_per_request = self.in_tree.slots_per_request = rows.slots_per_req
         self.reserve = Reserve(per_row=rows.slots_per_req)
         self._extra_buffer = config.kinds.strategy is StateStrategy.EXTRA_BUFFER
         self._tracking: list[Tracking | None] = [None] * rows.slots.num_rows
         self.num_taken = self.num_skipped = 0
+
+    @property
+    def parts(self) -> tuple[object, ...]:
+        return self, self.in_tree
+
+    @property
+    def num_cached(self) -> int:  # type: ignore[override]
+        return self.in_tree.num_cached
+
+    @property
+    def num_locked(self) -> int:  # type: ignore[override]
+        return self.in_tree.num_locked
 
     def tracking(self, held: Allocation) -> Tracking:
         tracking = self._tracking[held.row]
@@ -145,13 +187,13 @@ class States(CachedStates, Kind):
         if not arrival.from_elsewhere:
             self._begin(held, draft)
         elif held.pin.num_pages:
-            self.unlock(held.pin.node, NO_IDS)  # the state comes with the rest
+            self.in_tree.unlock(held.pin.node, NO_IDS)  # the state comes with the rest
 
     def _begin(self, held: Allocation, draft: Draft) -> None:
         """With the state at the end of its pin, which is locked until it is copied, or with none."""
         live, pin = self.tracking(held).live, held.pin
         if pin.num_pages:
-            self.pool.copy_from(self.slot_of(pin.node), live, draft)
+            self.pool.copy_from(self.in_tree.slot_of(pin.node), live, draft)
             draft.reads.append(Holding(self, locked=(pin.node,)))
         else:
             self.pool.clear_state(live, draft)
@@ -185,8 +227,8 @@ class States(CachedStates, Kind):
         Only where prompts are known to part does a state give way that somebody may come back to. A guess takes what is
         free or useless: one long prompt would otherwise push out as many conversations as it has messages.
         """
-        if reason is Reason.BRANCH or self.has_useless:
-            self.make_room(1)
+        if reason is Reason.BRANCH or self.in_tree.has_useless:
+            self.in_tree.make_room(1)
         if not self.pool.num_free:
             self.num_skipped += 1
             return None
@@ -256,7 +298,7 @@ class States(CachedStates, Kind):
         tracking = self.tracking(held)
         snapshot = tracking.ready.pop(0)
         own = snapshot.slot == tracking.live or snapshot.slot in tracking.buffers
-        if self.attach(held.pin, snapshot.slot, snapshot.length, held.id):
+        if self.in_tree.attach(held.pin, snapshot.slot, snapshot.length, held.id):
             tracking.given = snapshot.slot if own else NO_SLOT
             return None
         return None if own else Holding(self, as_ids([snapshot.slot]))
@@ -278,17 +320,17 @@ class States(CachedStates, Kind):
         slots = [*self._rows.take_slots(held.row), *tracking.own_slots]
         locked = (held.pin.node,) if held.ticket and tracking.given == tracking.live else ()
         for node in locked:
-            self.lock(node, NO_IDS)
+            self.in_tree.lock(node, NO_IDS)
         return Holding(self, as_ids([slot for slot in slots if slot != tracking.given]), locked)
 
     def return_slots(self, holding: Holding, owner: int) -> None:
         if len(holding.ids):
             self.pool.free(holding.ids, owner)
         for node in holding.locked:
-            self.unlock(node, NO_IDS)
+            self.in_tree.unlock(node, NO_IDS)
 
     def clear(self) -> None:
-        super().clear()
+        self.in_tree.clear()
         self._tracking = [None] * len(self._tracking)
 
     # -- telling and checking -----------------------------------------------------------------------------------------
@@ -298,8 +340,8 @@ class States(CachedStates, Kind):
         return {
             "states_taken": self.num_taken,
             "states_skipped": self.num_skipped,
-            "states_evicted": self.num_evicted,
-            "dead_kv_tokens": self.num_dead_pages * self._config.page_size,
+            "states_evicted": self.in_tree.num_evicted,
+            "dead_kv_tokens": self.in_tree.num_dead_pages * self._config.page_size,
         }
 
     def holder(self, held: Allocation) -> Holder:
@@ -308,4 +350,4 @@ class States(CachedStates, Kind):
 
     def check_locks(self, allocations: Iterable[Allocation], holdings: Iterable[Holding]) -> None:
         locked = {node for holding in holdings for node in holding.locked}
-        assert self.num_locked == len(locked), "a cached state is locked although no step copies it"
+        assert self.in_tree.num_locked == len(locked), "a cached state is locked although no step copies it"

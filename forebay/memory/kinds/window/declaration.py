@@ -10,8 +10,9 @@ from forebay.memory.budget import PARTS
 from forebay.memory.kinds.declared import DeclaredKind, KindSize, Sizing
 from forebay.memory.kinds.kind import Reserve
 from forebay.memory.kinds.state.hybrid_rows import STATE
+from forebay.memory.kinds.window.cached_windows import WINDOW
 from forebay.memory.kinds.window.demand import WindowDemand, window_margin, window_reserve
-from forebay.memory.kinds.window.windows import WINDOW, Windows
+from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.kinds.window.work import WindowWork
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 

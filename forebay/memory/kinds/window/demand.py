@@ -8,7 +8,7 @@ from typing import ClassVar
 from forebay.base.units import ceil_div, human_bytes
 from forebay.memory.budget import PARTS, BudgetLine, KindDemand, MemoryBudget, MemoryDemand, in_tokens
 from forebay.memory.kinds.kind import Reserve
-from forebay.memory.kinds.window.windows import WINDOW
+from forebay.memory.kinds.window.cached_windows import WINDOW
 
 
 def window_margin(page_size: int, track_interval: int) -> int:
