@@ -195,7 +195,7 @@ class Rig:
         said = Chat()
         said.history += [{"role": "assistant", "content": "Said."}, AGAIN]
         ending = _END.match(self.prompt(said).rpartition("Said.")[2])
-        ends = [*([ending[1]] if ending else []), "<|call|>", "<|eom_id|>", "<|observation|>", "[e~["]
+        ends = [*([ending[1]] if ending else []), "<|call|>", "<|calls|>", "<|eom_id|>", "<|observation|>", "[e~["]
         return text[: max(map(text.rfind, ends))].rstrip() if any(end in text for end in ends) else text
 
 
@@ -240,11 +240,15 @@ def cell(results: Trip, question: Trip) -> str:
     return str(results) if results == question else f"{results}; behind the next question {question}"
 
 
+def row_of(name: str, found: Sequence[tuple[Trip, Trip]]) -> str:
+    """Return the line of the table for one manner of `MANNERS`, from the trips of each client."""
+    return f"| {name} | {' | '.join(cell(*each) for each in found)} |"
+
+
 def row(name: str) -> str:
-    """Return the line of the table for one manner of `MANNERS`."""
     rig = Rig(MANNERS[name])
     try:
-        return f"| {name} | {' | '.join(cell(*trips(rig, kind)) for kind in CLIENTS)} |"
+        return row_of(name, [trips(rig, kind) for kind in CLIENTS])
     finally:
         rig.close()
 
