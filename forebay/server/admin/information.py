@@ -34,7 +34,8 @@ class ModelInfo(TypedDict):
 
 
 class AnswerFormats(TypedDict):
-    """The formats in which the model writes calls and thinking; null if it has no known one."""
+    """How the model spells calls and thinking: null for no format that is known, `declared` for that of the
+    checkpoint's own response template."""
 
     tool_calls: str | None
     reasoning: str | None

@@ -21,7 +21,7 @@ from forebay.text.answers.declared import patterns
 from forebay.text.answers.declared.declaration import Declaration, DeclarationError, declaration_of
 from forebay.text.answers.declared.patterns import Pattern, Patterns, find
 from forebay.text.answers.declared.reading import region_begun
-from forebay.text.answers.declared.trees import PatternError, parsed
+from forebay.text.answers.declared.trees import PatternError, parsed, runs
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Said, Thought
 from forebay.text.answers.probes import find_formats
 from forebay.text.answers.reading import AnswerFormats, reader_for
@@ -288,6 +288,34 @@ def _kinds(spec: dict[str, Any], pieces: list[str]) -> list[tuple[str, str]]:
             text, _ = found[-1][1] + text, found.pop()
         found.append((kind, text))
     return found
+
+
+OTHER_WORDS = [
+    *(
+        "find",
+        '{"name": "find", "arguments": {"query": "x"}}',
+        '{"limit": 3}',
+        "query",
+        "<p k=query>",
+        "</p>",
+        "call find>",
+    ),
+    *'{}["\n :;()<«7',
+    "=>",
+    "<parameter=query>",
+]
+
+
+def test_declared_random_texts_of_markers_are_read_the_same_at_any_split() -> None:
+    rng = random.Random(11)
+    for spec in (*FALLBACKS.values(), *(case[1] for case in LANGUAGE)):
+        bounds = [bound for region in _declared(json.dumps(spec)).regions for bound in (region.opens, region.closes)]
+        words = [*(run for bound in bounds if bound is not None for run in runs(bound.tree)), *OTHER_WORDS]
+        for _ in range(20):
+            text = "".join(rng.choice(words) for _ in range(rng.randrange(1, 14)))
+            whole = _kinds(spec, [text])
+            assert _kinds(spec, list(text)) == whole, text
+            assert _kinds(spec, _cut(text, rng)) == whole, text
 
 
 @pytest.mark.parametrize(
