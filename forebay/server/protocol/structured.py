@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, StringConstraints, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from forebay.grammar.compiler import MAX_CHOICES
 from forebay.requests.sampling_params import Grammar, GrammarKind
@@ -189,10 +190,14 @@ class Structured(Strict):
     @model_validator(mode="after")
     def _one_grammar(self) -> Self:
         if len(self.grammars) > 1:
-            first, second = self.grammars[0].field, self.grammars[1].field
-            what = f"both {first} and {second} say what the answer looks like: send one of them"
-            raise refusal(INVALID_COMBINATION, second, what)
+            raise two_forms(self.grammars[0].field, self.grammars[1].field)
         return self
+
+
+def two_forms(first: str, second: str) -> PydanticCustomError:
+    """Return the refusal of two fields that both constrain the answer."""
+    what = f"both {first} and {second} say what the answer looks like: send one of them"
+    return refusal(INVALID_COMBINATION, second, what)
 
 
 def _asked(before: str, schema: Any, regex: str | None, choice: Any, grammar: str | None) -> Iterator[Asked]:

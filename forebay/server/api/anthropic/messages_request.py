@@ -24,6 +24,7 @@ from forebay.server.protocol.messages import (
 )
 from forebay.server.protocol.requests import I32, Bootstrap, ChatRequest, Choosing, StopString
 from forebay.server.protocol.strict import Label, Strict, Text
+from forebay.server.protocol.structured import two_forms
 from forebay.server.protocol.tools import MAX_TOOLS, ToolName
 from forebay.server.protocol.validation import (
     INVALID_COMBINATION,
@@ -252,8 +253,7 @@ class MessagesRequest(Choosing, Bootstrap, CountTokensRequest):
     @model_validator(mode="after")
     def _says_once_what_it_looks_like(self) -> Self:
         if self.grammars and self.output_config is not None and self.output_config.format is not None:
-            what = f"both output_config.format and {self.grammars[0].field} say what the answer looks like: "
-            raise refusal(INVALID_COMBINATION, self.grammars[0].field, f"{what}send one of them")
+            raise two_forms("output_config.format", self.grammars[0].field)
         return self
 
     @model_validator(mode="after")

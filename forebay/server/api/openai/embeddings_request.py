@@ -8,15 +8,12 @@ from pydantic import Field, Tag, model_validator
 
 from forebay.base.foreign import passed_fields
 from forebay.server.protocol.ignored import neutral
+from forebay.server.protocol.messages import text_or_list
 from forebay.server.protocol.requests import I32, MAX_IDS, PlainText, TokenId
 from forebay.server.protocol.strict import Sender, Strict, Text
 from forebay.server.protocol.validation import INVALID_COMBINATION, MISSING_FIELD, branch, by_shape, refusal
 
 MAX_INPUTS: Final = 2048  # OpenAI's: the engine takes as many at a time as it can run
-
-
-def _text_or_list(value: Any) -> str | None:
-    return branch("text") if isinstance(value, str) else branch("list") if isinstance(value, list) else None
 
 
 def _text_or_object(value: Any) -> str | None:
@@ -26,14 +23,14 @@ def _text_or_object(value: Any) -> str | None:
 TextOrTexts = Annotated[
     Annotated[Text, Tag(branch("text"))]
     | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True), Tag(branch("list"))],
-    by_shape(_text_or_list, "a string or a list of strings"),
+    by_shape(text_or_list, "a string or a list of strings"),
 ]
 
 
 def _input_shape(value: Any) -> str | None:
     if isinstance(value, list) and any(isinstance(piece, int | float) for piece in value):
         return branch("pieces")
-    return _text_or_list(value)
+    return text_or_list(value)
 
 
 def _piece_shape(value: Any) -> str | None:
@@ -51,7 +48,7 @@ Pieces = Annotated[
 ]
 OneInput = Annotated[
     Annotated[Text, Tag(branch("text"))] | Annotated[Pieces, Tag(branch("list"))],
-    by_shape(_text_or_list, "a string or a list of token ids and strings"),
+    by_shape(text_or_list, "a string or a list of token ids and strings"),
 ]
 Inputs = Annotated[
     Annotated[Text, Tag(branch("text"))]

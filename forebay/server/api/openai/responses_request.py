@@ -16,6 +16,7 @@ from forebay.server.protocol.ignored import MAX_METADATA, MAX_METADATA_KEY, neut
 from forebay.server.protocol.messages import MAX_MESSAGES, WithVariables, text_or_list, variables_as_chat
 from forebay.server.protocol.requests import I32, Bootstrap, ChatRequest, Choosing
 from forebay.server.protocol.strict import Label, Strict, Text
+from forebay.server.protocol.structured import two_forms
 from forebay.server.protocol.tools import MAX_TOOLS
 from forebay.server.protocol.validation import INVALID_COMBINATION, UNSUPPORTED_FIELD, branch, by_shape, refusal
 
@@ -223,8 +224,7 @@ class ResponsesRequest(Choosing, Bootstrap, InputTokensRequest):
     @model_validator(mode="after")
     def _says_once_what_it_looks_like(self) -> Self:
         if self.grammars and self.text is not None and self.text.format is not None:
-            what = f"both text.format and {self.grammars[0].field} say what the answer looks like: send one of them"
-            raise refusal(INVALID_COMBINATION, self.grammars[0].field, what)
+            raise two_forms("text.format", self.grammars[0].field)
         return self
 
     @property
