@@ -215,7 +215,7 @@ def places_are_offered_while_somebody_waits_for_memory(patch: Patch) -> None:
 
 @mutation
 def pages_are_counted_without_those_in_transit(patch: Patch) -> None:
-    patch.setattr(offers, "footprint_ahead", lambda *args: np.zeros(1, dtype=np.int64))
+    patch.setattr(offers, "footprint_ahead", lambda kv, *_: np.zeros_like(np.asarray(kv)))
 
 
 @mutation
