@@ -108,13 +108,15 @@ def test_c32_requests_arrive_at_the_engine_while_a_step_computes() -> None:
 
     async def scene() -> None:
         engine = await started(step=NEVER_S)
-        submit(engine, [1] * 50)
-        for i in range(1, 5):
-            submit(engine, [i] * 1_000_000)  # the kernel holds less than one of them
-        async with asyncio.timeout(HANGS_S):
-            while engine._transport.get_write_buffer_size():
-                await asyncio.sleep(POLL_S)
-        await engine.close(0.0)
+        try:
+            submit(engine, [1] * 50)
+            for i in range(1, 5):
+                submit(engine, [i] * 1_000_000)  # the kernel holds less than one of them
+            async with asyncio.timeout(HANGS_S):
+                while engine.link._transport.get_write_buffer_size():
+                    await asyncio.sleep(POLL_S)
+        finally:
+            await engine.close(0.0)
 
     asyncio.run(scene())
 
