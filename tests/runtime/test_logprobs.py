@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.requests.step_plan import TokenLogprob
+from forebay.runtime.sampling import prompt_logprobs
 from forebay.runtime.sampling.logprobs import block_size, token_logprobs, unpack
+from forebay.runtime.sampling.prompt_logprobs import PromptChunk, targets_of
 
 
 def entries(logits: torch.Tensor, tokens: list[int], k: int, num_top: list[int]) -> list[TokenLogprob | None]:
@@ -68,3 +70,31 @@ def test_a_position_that_is_not_finite_has_no_entry_and_changes_no_other(bad):
 @pytest.mark.parametrize(("vocab", "positions"), [(100, 256), (49_152, 42), (262_144, 8), (1 << 24, 1)])
 def test_block_size_any_vocabulary_bounds_the_bytes_of_the_logits(vocab, positions):
     assert block_size(vocab) == positions
+
+
+def test_prompt_logprobs_in_blocks_are_those_of_the_whole_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two chunks of the same step, one of which ends its prompt, in blocks of 2 and of 64 positions."""
+    rng = np.random.default_rng(0)
+    # Small integers: products are exact, whatever the shapes.
+    hidden, weight = (torch.from_numpy(rng.integers(-3, 4, shape).astype(np.float32)) for shape in ((14, 6), (30, 6)))
+    chunks = [
+        PromptChunk(extend=0, first=1, num_tokens=5, targets=rng.integers(0, 30, 5), num_top=2),
+        PromptChunk(extend=2, first=8, num_tokens=6, targets=rng.integers(0, 30, 5), num_top=0),
+    ]
+    targets = torch.from_numpy(targets_of(chunks))
+    assert targets.tolist() == [*chunks[0].targets, *chunks[1].targets]
+
+    def scored(positions: int) -> list[list[TokenLogprob | None]]:
+        monkeypatch.setattr(prompt_logprobs, "block_size", lambda vocab: positions)
+        found = prompt_logprobs.score(chunks, hidden, targets, lambda rows: rows @ weight.T, 30)
+        assert [len(each.blocks) for each in found] == [-(-5 // positions)] * 2
+        return [each.entries() for each in found]
+
+    whole = scored(64)
+    assert scored(2) == whole
+    for chunk, listed in zip(chunks, whole, strict=True):
+        logprobs = torch.log_softmax(hidden @ weight.T, dim=1)
+        expected = [logprobs[chunk.first + i, token].item() for i, token in enumerate(chunk.targets.tolist())]
+        assert [entry.logprob for entry in listed if entry] == pytest.approx(expected, abs=1e-5)
+        assert [entry.token_id for entry in listed if entry] == chunk.targets.tolist()
+        assert len(listed) == chunk.num_tokens
