@@ -54,7 +54,7 @@ VAGUE_PATTERNS = {name: re.compile(rf"\b(?:{words})(?!\w)", re.IGNORECASE) for n
 MOST_VAGUE = 0.05
 """The part of a folder's docstrings, and of its errors, that may have such words."""
 LEEWAY = 5  # texts fewer than a count before it must be lowered, so that branches side by side do not meet there
-VAGUE_DOCSTRINGS: dict[str, int] = {"memory": 90, "scheduler": 57}
+VAGUE_DOCSTRINGS: dict[str, int] = {}
 VAGUE_ERRORS: dict[str, int] = {}
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

@@ -69,7 +69,7 @@ class Adapters:
         return [*self.accepting, *(adapter for adapter in self._retired if adapter.num_users)]
 
     def _all(self) -> list[AdapterLoad]:
-        """Return what holds a slot."""
+        """Return the adapters that have a slot."""
         loading = (adapter for adapter in self._loading.values() if adapter.slot != PAD)
         return [*self.accepting, *loading, *self._retired]
 
@@ -197,8 +197,7 @@ class Adapters:
         self.slots.return_ids(holding.ids, owner)
 
     def clear(self) -> None:
-        """Free the slots of retired adapters without users: nothing is in flight, and what was deferred is
-        forgotten."""
+        """Free the slots of retired adapters without users: no step is in flight, and no release is deferred."""
         for adapter in [adapter for adapter in self._retired if not adapter.num_users]:
             self.return_slots(Holding(self, as_ids([adapter.slot])), adapter.number)
 

@@ -50,12 +50,12 @@ class KindDemand(ABC):
     per_page: int | None = None
 
     def bytes_of(self, num_slots: int) -> int:
-        """With the padding slot, where there are any."""
+        """Return the bytes of `num_slots` slots and of the padding slot, 0 for none."""
         return (num_slots + 1) * self.slot_bytes if num_slots else 0
 
     @abstractmethod
     def least(self, demand: MemoryDemand, num_requests: int) -> int:
-        """Slots that so many requests need at least to run at once."""
+        """Return the minimum number of slots for `num_requests` concurrent requests."""
 
     def most_requests(self, demand: MemoryDemand) -> Decided | None:
         """How many requests its share of the memory is enough for; None where nothing but `least` counts."""
@@ -79,7 +79,8 @@ class KindDemand(ABC):
 
     @abstractmethod
     def num_cached(self, budget: MemoryBudget, num_running: int, context: int) -> int:
-        """How many conversations of `context` tokens the cache can go on from, beside so many that run."""
+        """Return how many conversations of `context` tokens can be resumed from the cache, beside `num_running`
+        requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -289,7 +289,7 @@ def _lines(budget: MemoryBudget, reasons: Mapping[str, str]) -> list[BudgetLine]
 
 
 def _draft_lines(demand: MemoryDemand, reason: str) -> list[BudgetLine]:
-    """Nothing where nobody asked for guesses."""
+    """Return the lines about verification; none without speculative decoding."""
     if not demand.logits_bytes:
         return []
     rows, lines = demand.max_running_requests, [BudgetLine("tokens verified per request", str(demand.width), reason)]

@@ -45,8 +45,8 @@ class Draft:
         self._row_writes.append((rows, columns, pages))
 
     def forget_row(self, row: int) -> None:
-        """Nobody reads this row before its next tenant writes it, and which of two writes to one entry in the same step
-        wins is undefined on a device."""
+        """Drop the writes to a row. No step reads it before its next request writes it, and the order of two writes to
+        one entry in the same step is undefined on a device."""
         self._row_writes = [write for write in self._row_writes if write[0][0] != row]
 
     @property

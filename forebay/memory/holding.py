@@ -47,13 +47,13 @@ class RowTable:
     def move_in(
         self, held: Allocation, *, max_kv_len: int, num_pages: int = 0, kv_len: int = 0, kv_committed: int = 0
     ) -> None:
-        """`held` has this row from now on, with so many pages and so much KV; its request ends at `max_kv_len` for
-        certain."""
+        """Assign the row of `held` to its request, with `num_pages` pages and `kv_len` tokens of KV. The request ends
+        at `max_kv_len` at the latest."""
         self.allocations[held.row] = held
         self._block[:, held.row] = held.id, max_kv_len, num_pages, kv_committed, kv_len, 0
 
     def move_out(self, row: int) -> None:
-        """Nobody runs in this row any more, though steps in flight may still compute there."""
+        """Mark a row as without a request; steps in flight may still compute there."""
         self.request_id[row] = NO_OWNER
         self.allocations[row] = None
 
@@ -71,12 +71,12 @@ class RowTable:
         return lens
 
     def add_drafts(self, rows: Ids, counts: Ids) -> None:
-        """The step verifies so many draft tokens of each row, behind the one that it computes anyway."""
+        """Add `counts` draft tokens to the step of each row, behind the token that it computes anyway."""
         self.kv_bound[rows] += counts
         self.num_drafts[rows] += counts
 
     def commit(self, rows: Ids, kv_lens: Ids) -> None:
-        """A step has completed that computed `rows` up to `kv_lens`: it counts for those who still run there."""
+        """Record that a completed step computed `rows` up to `kv_lens`. Rows without a request are ignored."""
         run = self.request_id[rows] != NO_OWNER
         self.kv_committed[rows[run]] = kv_lens[run]
 
@@ -149,15 +149,15 @@ def num_at_once(num_pages: int, page_size: int, most: int, length: int) -> int:
 def footprint_ahead(
     kv_len: Ids | int, max_kv_len: Ids | int, num_reserved: int, page_size: int, held_pages: Ids | int = 0
 ) -> Ids:
-    """Return the pages that one or many decoding requests must still be given so that each has room for `num_reserved`
-    tokens more, or for all that may still come; what is left of its last page counts."""
+    """Return the pages that one or many decoding requests must still be given, so that each has room for `num_reserved`
+    tokens more, or up to its limit. Free places of its last page count."""
     longest = np.minimum(kv_len + num_reserved, max_kv_len)
     pages: Ids = np.maximum(-(-longest // page_size) - held_pages, 0)
     return pages
 
 
 class Fence(Protocol):
-    """Somebody who may still touch what its owner let go of. Once it is open, nobody does, for ever."""
+    """A condition until which released memory may still be accessed. It opens once."""
 
     @property
     def is_open(self) -> bool: ...
@@ -173,7 +173,7 @@ class Transfer(Fence, Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether nobody here waits for it any more."""
+        """Whether the transfer has ended on this engine."""
         ...
 
 

@@ -11,10 +11,8 @@ KV: Final = "kv"  # the name of full KV among the kinds of cache
 
 
 class PagedKvAllocator(Slots):
-    """`num_pages` pages of `page_size` tokens; page 0 is the padding page and is never handed out.
-
-    The location of a token is `page * page_size + offset`, so locations below `page_size` are nobody's.
-    """
+    """`num_pages` pages of `page_size` tokens; page 0 is the padding page and is never allocated. The location of a
+    token is `page * page_size + offset`, so locations below `page_size` are padding."""
 
     def __init__(self, num_pages: int, page_size: int, *, ledger: Ledger = Ledger.RAISE) -> None:
         super().__init__(KV, num_pages, ledger=ledger)

@@ -64,8 +64,8 @@ def _key(namespace: str, its: Pixels) -> Key:
 
 
 class Pictures:
-    """The pictures of one engine. What has no users and no rows is remembered for its ids: as many tokens of them as
-    the prefix cache may have, `num_tokens`. `tenants` are those of the prefix cache."""
+    """The pictures of one engine. A picture without users and rows is remembered for its ids, up to the number of
+    tokens that the prefix cache may have, `num_tokens`. `tenants` are those of the prefix cache."""
 
     def __init__(
         self, config: PictureConfig, num_tokens: int, steps: Steps, tenants: Tenants, *, ledger: Ledger = Ledger.RAISE
@@ -89,8 +89,8 @@ class Pictures:
     def enter(self, namespace: str, tenant: str, pictures: Sequence[Pixels]) -> list[Encoding]:
         """Count a request as a user of its pictures, and return their encodings. Takes room for the pixels of all.
 
-        Raises RequestTooLarge if they can never fit, Overloaded if their pixels do not fit now, OutOfIds; then nothing
-        has changed that anybody could notice.
+        Raises RequestTooLarge if they can never fit, Overloaded if their pixels do not fit now, or OutOfIds; then
+        nothing has changed.
         """
         keys = [_key(namespace, its) for its in pictures]
         arrived = dict(zip(keys, pictures, strict=True))
@@ -195,7 +195,7 @@ class Pictures:
         self._num_remembered += encoding.num_tokens
 
     def _forget_oldest(self) -> None:
-        """Bound what is remembered for its ids alone."""
+        """Bound the number of pictures that are remembered for their ids alone."""
         while self._num_remembered > self._most_remembered:
             _, encoding = self._remembered.popitem(last=False)
             self._num_remembered -= encoding.num_tokens
@@ -209,11 +209,11 @@ class Pictures:
         return mask
 
     def as_tokens(self, ids: npt.NDArray[_Int]) -> npt.NDArray[_Int]:
-        """Return the ids with the model's placeholder where they stand for pictures."""
+        """Return the ids with the model's placeholder in place of ids of pictures."""
         return self._with(ids, self.config.placeholder)
 
     def as_inputs(self, ids: npt.NDArray[_Int]) -> npt.NDArray[_Int]:
-        """Return the ids that the model is given: its input id where they stand for pictures."""
+        """Return the ids that the model is given: its input id in place of ids of pictures."""
         return self._with(ids, self.config.input_id)
 
     def _with(self, ids: npt.NDArray[_Int], token: int) -> npt.NDArray[_Int]:
@@ -273,15 +273,15 @@ class Pictures:
         tile.void_through = self._steps.launched
 
     def forget(self, encodings: Iterable[Encoding]) -> None:
-        """Encode these again before they are used again: what was computed of them may not be finite (C30)."""
+        """Encode these again before they are used again: their rows may have values that are not finite (C30)."""
         for encoding in encodings:
             for tile in encoding.tiles:
                 self._begin_again(encoding, tile)
                 tile.charged = 0
 
     def start_over(self, drops: Iterable[int]) -> None:
-        """No step in flight counts: what is not encoded to its end begins again from the pixels. Those steps were to
-        forget the unfinished work `drops`."""
+        """Restart from the pixels of each picture whose encoding is not complete: no step in flight counts. The device
+        was to forget the unfinished work `drops` in those steps."""
         self.drops.update(drops)
         for encoding in self._known.values():
             for tile in encoding.tiles:

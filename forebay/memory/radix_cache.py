@@ -134,8 +134,8 @@ class RadixCache:
         tenant: str = "",
         at: float = 0.0,
     ) -> Pin:
-        """Hold what `match` found, for `author` of `tenant`, whose request came `at` so many seconds: refresh its path
-        and keep it from eviction. The match must be of this very state of the tree."""
+        """Pin the prefix that `match` found, for `author` of `tenant`, whose request arrived at time `at` in seconds:
+        mark its path as used and protect it from eviction. The tree must not have changed since the match."""
         node = match.node
         assert node is NO_NODE or match.version == self.index.version, "the tree has changed since the match"
         if node is NO_NODE:
@@ -253,7 +253,7 @@ class RadixCache:
         return self._flushes
 
     def continue_flush(self) -> bool:
-        """Evict one slice of what is to be flushed; returns whether there is more."""
+        """Evict one slice of the pages to flush; return whether there are more."""
         if not self._flushes:
             return False
         count = self._evict(self._leaves.oldest(), self._num_to_flush, MissReason.EVICTED, _LEAVES_PER_SLICE)
@@ -269,8 +269,8 @@ class RadixCache:
         return False
 
     def clear(self, *, released: bool = False) -> None:
-        """Forget everything, pins included; whose slots they were is for the pools' `clear` to forget. Where it was
-        `released` it is remembered that it was there."""
+        """Forget all nodes and pins; the caller frees their slots in the pools. With `released`, later misses report
+        that the cache was released."""
         gone = dict(islice(self.index.roots.items(), _MAX_EMPTY_ROOTS)) if released else {}
         self.index.roots.clear()
         self._leaves.clear()

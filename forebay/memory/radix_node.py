@@ -51,7 +51,7 @@ class Root(Node):
 
 
 def may_see(author: str, of: str) -> bool:
-    """Whether an author may be told what another has put into the cache (C29)."""
+    """Return whether an author may learn of tokens that another author has put into the cache (C29)."""
     return author in (OPERATOR, of)
 
 
@@ -92,7 +92,7 @@ class Match(NamedTuple):
 
     @property
     def is_branch(self) -> bool:
-        """Whether the KV ends where cached prompts go on without this one, rather than where they end."""
+        """Whether the KV ends at a point from which cached prompts continue without this one, and not at their end."""
         return self.kv_reason in (MissReason.NONE, MissReason.DIVERGED)
 
     def given_up(self, reason: MissReason) -> Match:
@@ -110,8 +110,8 @@ MISSES: Final = {reason: Match(NO_NODE, 0, (), 0, reason, 0, reason) for reason 
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """A prefix that cannot be evicted while this is held: `num_pages` pages from the root to `node`. What is adopted
-    behind it is `author`'s, and `tenant` is charged for it."""
+    """A prefix that cannot be evicted while the pin exists: `num_pages` pages from the root to `node`. Pages adopted
+    behind it belong to `author`, and `tenant` is charged for them."""
 
     node: Node
     num_pages: int
@@ -143,7 +143,7 @@ class Tenants:
         return self.weights.get(tenant, 1)
 
     def use(self, tenant: str, at: float) -> None:
-        """The tenant uses the cache for a request that came `at` so many seconds."""
+        """Record that the tenant uses the cache, for a request that arrived at time `at` in seconds."""
         self._now = max(self._now, at)
         self._uses[tenant] = self._now
         self._uses.move_to_end(tenant)
@@ -158,10 +158,11 @@ class Tenants:
 
 
 class Shares:
-    """How many slots of one pool the prefix cache holds for each tenant: `held`, without those that hold none.
+    """The number of slots of one pool that the prefix cache holds for each tenant: `held`, without tenants that hold
+    none.
 
-    `add` is a dictionary's work; sorting the tenants waits for somebody who asks whose `turns` it is, and costs
-    O(log tenants) for each that has changed since.
+    `add` updates a dictionary. The tenants are sorted when `turns` is called, in O(log tenants) for each that has
+    changed since.
     """
 
     def __init__(self, tenants: Tenants) -> None:

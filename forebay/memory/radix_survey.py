@@ -1,4 +1,4 @@
-"""The prefix tree as a whole, gone over a node at a time, so that whoever looks never keeps a step waiting."""
+"""A survey of the whole prefix tree, one node at a time, so that a survey delays no step."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class ReqToTokenPool:
         self.free_row(row)
 
     def free_row(self, row: int) -> None:
-        """Take back a row that its request has already let go of."""
+        """Return a row to the pool, after its request has released it."""
         self.slots.return_ids(np.array([row], dtype=np.int64), _HELD)
         if row != NO_SLOT:
             self.req_to_token[row] = 0
@@ -91,11 +91,11 @@ class ReqToTokenPool:
         return locations
 
     def claim(self, rows: Ids) -> None:
-        """Take these rows, which are free, for somebody else than a request."""
+        """Take these rows, which are free, for another engine that may still write them."""
         self.slots.claim(rows, _HELD)
 
     def clear(self) -> None:
-        """Every row is free and zero; generations go on."""
+        """Free and zero every row; generations continue."""
         self.slots.clear()
         self.req_to_token[:] = 0
 
@@ -107,8 +107,7 @@ class ReqToTokenPool:
 
 class DecodeReqToTokenPool(ReqToTokenPool):
     """Rows of a decode server: `size` for running requests and `pre_alloc_size` more, so that the KV of future requests
-    can arrive while the batch is full. Who may run is admission's business.
-    """
+    can arrive while the batch is full. Admission limits the number of running requests."""
 
     def __init__(self, size: int, max_context_len: int, *, pre_alloc_size: int, **others: Any) -> None:
         self.pre_alloc_size = pre_alloc_size

@@ -53,7 +53,7 @@ class OutOfSlots(Exception):
 
 
 class LedgerError(Exception):
-    """A slot was freed twice, freed by somebody who does not hold it, or lost."""
+    """A slot was freed twice, freed by another owner, or lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class Slots:
         self._group = ids[::-1].tolist()
 
     def alloc_group_end(self) -> None:
-        """Return what is left of the group; without a group, do nothing."""
+        """Return the unused slots of the group to the pool; without a group, do nothing."""
         if self._drawn:
             self._book_drawn()
         if self._group:
@@ -216,7 +216,7 @@ class Slots:
         return np.flatnonzero(self.owner == owner)
 
     def quarantine(self, ids: Ids, owner: int, why: str) -> None:
-        """Take slots out of circulation: nobody gets them again until `clear`."""
+        """Take slots out of circulation: they are not allocated again until `clear`."""
         self.transfer(ids, owner, QUARANTINE)
         self.num_quarantined += len(ids)
         self._violation(f"{len(ids)} slots quarantined, {why}: {_few(ids)} held by {_name(owner)}")

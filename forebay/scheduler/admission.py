@@ -364,7 +364,7 @@ class AdmissionPass:
         return False
 
     def _branches(self, req: Request, match: Match) -> list[int]:
-        """Where a cached prompt, or one that waits, parts from this one beyond what it goes on from."""
+        """Return the lengths, beyond the matched one, at which cached or waiting prompts part from this one."""
         cached = [match.kv_tokens] if match.is_branch else []
         start = match.num_tokens
         here = req.tokens[start]

@@ -33,7 +33,7 @@ from forebay.scheduler.tickets import OpenTicket
 
 
 class DecodeRole(Role):
-    """`instance` is this process's own, so that tickets of one that was here before are not taken for its."""
+    """Role of a decode engine. `instance` identifies this process, so that it ignores tickets of an earlier one."""
 
     def __init__(self, options: DisaggregationOptions, instance: str) -> None:
         super().__init__(options)
@@ -105,7 +105,8 @@ class DecodeRole(Role):
                 pass
 
     def _arrive(self, receiving: Receiving, tail: Tail) -> None:
-        """Nothing is done with it before the ticket is closed: whoever wrote may write once more."""
+        """Record the tail. It is used when the ticket is closed, since the prefill engine may write once more until
+        then."""
         req = receiving.req
         if req and tail.num_tokens != req.num_prompt:
             what = f"{tail.num_tokens} tokens were sent of a prompt of {req.num_prompt}"

@@ -1,4 +1,4 @@
-"""Pictures of requests: what comes with a request, and the slices of an encoder's work that a step does for prompts."""
+"""Pictures of requests: attaching them, and the slices of the encoder's work that a step does for prompts."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def attach_pictures(queues: Queues, req: Request, pictures: Sequence[Picture]) -
 
 
 def restart_ids(queues: Queues, pictures: Pictures) -> None:
-    """Drop the prefix cache and number pictures anew: what is pinned there keeps its ids, and who may yet add to it."""
+    """Drop the prefix cache and number pictures anew. Ids in pinned prefixes and in living requests stay in use."""
     cache = queues.pools.cache
     cache.flush()
     in_use = [np.frombuffer(req.tokens, dtype=np.int32) for req in (*queues.requests.values(), *queues.finishing)]

@@ -15,15 +15,15 @@ from forebay.scheduler.step_draft import StepDraft
 
 
 class Grammars(Protocol):
-    """Where requests stand in their grammars. Whoever is asked about a request reads first what was appended to its
-    tokens since, so nobody is told of a commit or a retraction."""
+    """The grammars of requests. Each call first reads the tokens that were appended to the request since the last one,
+    so commits and retractions need no call."""
 
     def begin(self, req: Request) -> None:
         """Begin the grammar of a request at the start of its output, perhaps once more."""
         ...
 
     def ready(self, req: Request) -> bool:
-        """Whether its grammar is compiled; from then on it stays so. Raises InvalidRequest where it cannot be."""
+        """Return whether the grammar is compiled; it then stays so. Raises InvalidRequest if it cannot be compiled."""
         ...
 
     def wait(self, timeout_s: float) -> None:
@@ -35,8 +35,8 @@ class Grammars(Protocol):
         ...
 
     def fill(self, step: int, wanted: Sequence[tuple[Request, Sequence[int]]]) -> None:
-        """Begin to find out, for whoever samples in this step, what may follow the tokens of each request, and each of
-        the draft tokens behind them."""
+        """Begin to compute, for the sampler of this step, which tokens may follow the tokens of each request, and each
+        of its draft tokens."""
         ...
 
     def error(self, req: Request) -> EngineError | None:
@@ -75,7 +75,7 @@ class Constraints:
         self.grammars.ended(req)
 
     def refused(self) -> Iterator[tuple[Request, ForebayError]]:
-        """Look who is ready by now; those whose grammar cannot be used, and why."""
+        """Update which grammars are compiled; yield the requests whose grammar cannot be used, with the error."""
         for req in list(self.unready.values()):
             try:
                 if self.grammars.ready(req):
@@ -84,7 +84,7 @@ class Constraints:
                 yield req, error
 
     def wait(self, timeout_s: float) -> None:
-        """For a grammar that is being compiled, where there is one."""
+        """Wait up to `timeout_s` for a grammar that is being compiled; return at once if none is."""
         if self.unready:
             self.grammars.wait(timeout_s)
 
@@ -103,8 +103,8 @@ class Constraints:
         return self.grammars.error(req) if req.id in self.living else None
 
     def fill(self, draft: StepDraft, decoding: Sequence[Request]) -> Ids:
-        """Begin to find out what may come at each position of the step that is sampled from under a grammar; which
-        sequences those are in."""
+        """Begin to compute the allowed tokens at each position that is sampled under a grammar. Return the indices of
+        these sequences in the step."""
         chunks, counts = draft.chunks, [0] * len(decoding) if draft.num_drafts is None else draft.num_drafts.tolist()
         wanted: list[tuple[Request, Sequence[int]]] = []
         seqs, first = [], 0

@@ -61,14 +61,14 @@ class Handoff:
     # -- what the scheduler tells ---------------------------------------------------------------------------------
 
     def admit(self, req: Request) -> None:
-        """A request has come: refuse it, or make of it what is computed here."""
+        """Refuse a new request, or limit it to the part that is computed here."""
 
     def enqueue(self, req: Request, now: float) -> None:
         """Place a new request: into the waiting queue, or where the role lets it wait for its other half."""
         self.queues.enqueue(req)
 
     def before_plan(self, now: float) -> None:
-        """A step is about to be planned, and somebody is pending or transferring."""
+        """Prepare the plan of a step; called only if requests are pending or transferring."""
 
     def most_drafts(self, reqs: Sequence[Request], most: Ids) -> Ids:
         """Limit `most` draft tokens of each of these requests, which a step decodes, to those that the device can
@@ -77,7 +77,7 @@ class Handoff:
 
     @property
     def has_arrivals(self) -> bool:
-        """Whether somebody who holds memory runs as soon as somebody else does not."""
+        """Whether a request that holds memory starts to run as soon as another one stops."""
         return False
 
     def computed(self, req: Request) -> None:
@@ -88,24 +88,24 @@ class Handoff:
         return False
 
     def ended(self, req: Request, failure: Failure | None) -> None:
-        """A request has ended; what it holds is let go of next."""
+        """Handle the end of a request; its memory is released next."""
 
     def overdue(self, req: Request, now: float) -> ForebayError | None:
         """Why a request has to end by now that waits for another engine."""
         return None
 
     def expire(self, now: float) -> None:
-        """Forget what nobody has come for."""
+        """Drop offers without a request, and the like, after their deadline."""
 
     def drain(self) -> None:
-        """Nobody is admitted any more, so that memory can be released or weights can change: what could not come to its
-        end before ends. To be called before each step until nothing runs."""
+        """End the waiting requests that could not end while no request is admitted, so that memory can be released or
+        weights can change. To be called before each step until no request runs."""
 
     def resume(self) -> None:
         """Requests are admitted again."""
 
     def start_over(self, *, cleared: bool) -> None:
-        """A step has failed, and nobody runs. With `cleared` nobody holds anything either."""
+        """Handle a failed step: no request runs. With `cleared` no request holds memory either."""
 
     # -- tickets ---------------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class Role(Handoff, ABC):
 
     @property
     def _rests(self) -> bool:
-        """Whether who comes with another half must go elsewhere."""
+        """Whether requests with another half must be sent to another engine."""
         return not (self.queues.admits or self.wakes)
 
     def _begin(self, open_ticket: OpenTicket, req: Request) -> None:

@@ -13,8 +13,8 @@ from forebay.requests.request import Request, Status
 
 
 def check_context(num_prompt: int, max_tokens: int | None, context_length: int) -> None:
-    """Raise InvalidRequest or RequestTooLarge for a prompt that is empty, or too long with what is to be generated
-    (None: as much as the context has left; 0 behind one that is pooled)."""
+    """Raise InvalidRequest or RequestTooLarge for a prompt that is empty, or too long together with its output (None:
+    the rest of the context; 0 for a pooled prompt)."""
     if num_prompt == 0:
         raise InvalidRequest("the prompt is empty: it must have at least one token")
     wanted = num_prompt + (1 if max_tokens is None else max_tokens)

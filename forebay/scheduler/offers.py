@@ -90,7 +90,7 @@ class Offers:
             queues.transfer(req)
 
     def _charge(self, req: Request, now: float) -> None:
-        """As where the prompt is computed, which is then not charged for once more, whatever becomes of it (C32)."""
+        """Charge the prompt to the tenant as prefill does. Computing it here later is not charged again (C32)."""
         account, num_new = req.account, req.num_prompt - req.allocation.kv_committed
         account.service += num_new / account.weight
         account.num_started += 1
@@ -124,7 +124,7 @@ class Offers:
         return _Demand(int(soon.sum()), int(sizes.sum()) + pools.deferred.num_transfer_pages, int(rests.max(initial=0)))
 
     def _pages_soon(self, req: Request, held_pages: int) -> int:
-        """Return the pages that a request with its prompt and `held_pages` pages needs to go on for a while."""
+        """Return the pages that a request with `held_pages` pages needs for its reserved decode tokens."""
         reserved, page_size = self._options.num_reserved_decode_tokens, self.queues.pools.page_size
         return int(footprint_ahead(req.num_prompt, req.max_kv_len, reserved, page_size, held_pages))
 

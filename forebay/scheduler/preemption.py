@@ -87,7 +87,7 @@ class Preemption:
         return decodes.active, roomy
 
     def _can_wait(self, num_pages: int) -> bool:
-        """Return whether so many pages are about to be freed, or only one request runs, which must keep its memory."""
+        """Return whether `num_pages` pages are about to be freed, or only one request runs, which keeps its memory."""
         queues = self._queues
         finishing = sum(req.allocation.num_pages for req in queues.finishing)
         alone = queues.num_running == 1 and not self._handoff.has_arrivals

@@ -30,7 +30,7 @@ class Proposer(Protocol):
 
 
 def _first_picture(pictures: Pictures, proposed: Sequence[int]) -> int | None:
-    """Return the place of the first token of a picture: what stood behind it before is no guess."""
+    """Return the index of the first token of a picture: tokens behind it are no drafts."""
     places = np.flatnonzero(pictures.stand_for(np.array(proposed)))
     return int(places[0]) if len(places) else None
 

@@ -1,4 +1,4 @@
-"""Where every request stands, from its arrival to its end."""
+"""The queues of unfinished requests, from arrival to end."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ class Line:
 
 
 class Flight(NamedTuple):
-    """A launched step: whose results are awaited, in the plan's order. `chunks` are those of its first requests. For
-    those of `encoded_for` it encodes pictures, and each has got past that when so many of its tokens have KV."""
+    """A launched step whose result is awaited: its requests, in the plan's order. `chunks` are those of its first
+    requests. `encoded_for` has the requests for whose pictures it encodes, each with the number of tokens that have KV
+    once the request has got past the step."""
 
     plan: StepPlan
     reqs: list[Request]
@@ -123,7 +124,7 @@ class Queues:
 
     @property
     def is_saving(self) -> bool:
-        """Whether a step has yet to copy to the host what is in places that may be others' by now."""
+        """Whether a step has yet to copy released memory to the host, whose slots may be allocated again."""
         return bool(self.pools.draft.saves) or any(flight.plan.host.saves for flight in self.flights)
 
     @property
@@ -163,7 +164,7 @@ class Queues:
     # -- moving -------------------------------------------------------------------------------------------------------
 
     def wait_for_peer(self, req: Request) -> None:
-        """Move a new request to PENDING, where it holds no memory."""
+        """Move a new request to PENDING. It holds no memory."""
         req.move(Status.PENDING)
         self.pending.add(req)
 
@@ -220,7 +221,7 @@ class Queues:
         self.running.merge_batch(extends)
 
     def remove(self, req: Request, status: Status | None = None) -> None:
-        """Take a request, which has or had this status, out of where such requests stand."""
+        """Remove a request from the queue or batch of its status, or of `status`."""
         match status or req.status:
             case Status.DECODING:
                 self.running.remove(req)

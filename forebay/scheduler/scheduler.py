@@ -282,7 +282,7 @@ class Scheduler:
 
     @property
     def flushing(self) -> bool:
-        """Whether some of what is to be dropped is still cached."""
+        """Whether pages to flush are still cached."""
         return self.pools.cache.flushing
 
     def continue_flush(self) -> bool:

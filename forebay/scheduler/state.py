@@ -95,7 +95,7 @@ def pool_state(slots: Slots, cached: int = 0, unfenced: int = 0) -> PoolState:
 
 
 def pool_states(pools: Pools) -> list[PoolState]:
-    """Return the state of each pool; of adapters and of pictures only where there are any."""
+    """Return the state of each pool; of adapters and of pictures only if the engine has such a pool."""
     found = [pool_state(slots, cached, pools.deferred.num_unfenced(slots)) for slots, cached in pools.all]
     if pools.adapters.slots.capacity:
         found.append(pool_state(pools.adapters.slots))

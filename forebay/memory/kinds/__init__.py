@@ -1,1 +1,1 @@
-"""The kinds of cache beside full KV, one file each: all that is particular to a kind stands in its room."""
+"""The kinds of cache beside full KV, a folder each with all that is particular to it."""

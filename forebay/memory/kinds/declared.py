@@ -51,8 +51,8 @@ class CacheSizes(NamedTuple):
 class Sizing(NamedTuple):
     """The settings that decide how many slots a kind asks for.
 
-    Steps have up to `width` tokens of a decode. `num_certain` requests, of a decode server, have slots whatever was
-    configured.
+    Steps have up to `width` tokens of a decode. `num_certain` requests, of a decode server, have slots regardless of
+    the configured number.
     """
 
     sizes: CacheSizes

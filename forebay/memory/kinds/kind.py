@@ -70,7 +70,7 @@ class AttachedKind(Protocol):
         """Take over what belongs to the pages of a new leaf, which were those of request `owner`."""
 
     def removed(self, node: Node) -> None:
-        """Free what is kept for a leaf that is removed."""
+        """Free the slots of a leaf that is removed."""
 
     def cached(self, nodes: Iterable[Node]) -> Holder:
         """Return the slots that the tree's `nodes` keep, for an audit."""
@@ -109,7 +109,7 @@ class ResumedKind(Protocol):
         """Record that a request resumes at the end of `node`, after `num_pages` pages."""
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Handle a node cut in two: `lower` is the original node and ends where it did."""
+        """Handle a node cut in two: `lower` is the original node, and its end does not move."""
 
 
 @runtime_checkable
@@ -220,7 +220,7 @@ class AdoptedKind(Protocol):
 
 @runtime_checkable
 class TransferredKind(Protocol):
-    """Slots of this kind go with a request to the host and to other engines; others are copies of what does."""
+    """Slots of this kind are copied with a request to the host and to other engines."""
 
     name: ClassVar[str]
     of_pages: ClassVar[bool]

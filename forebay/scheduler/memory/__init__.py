@@ -1,1 +1,1 @@
-"""The memory of one engine: its pools, what requests hold of them, and what is yet to be freed."""
+"""The memory of one engine: its pools, the allocations of requests, and deferred releases."""

@@ -1,4 +1,4 @@
-"""The memory of requests: what they reuse of the prefix cache, what is allocated to them, and its release."""
+"""The memory of requests: reuse of the prefix cache, allocation and release."""
 
 from __future__ import annotations
 

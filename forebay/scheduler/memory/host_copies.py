@@ -32,22 +32,22 @@ class HostCopies:
         return max(0, self._config.retraction_host_bytes - self.num_bytes)
 
     def bytes_of(self, num_slots: Mapping[str, int]) -> int:
-        """Return the bytes of so many slots by kind of cache."""
+        """Return the bytes of `num_slots`, the number of slots by kind of cache."""
         return sum(num * self._config.slot_bytes.get(kind, 0) for kind, num in num_slots.items())
 
     def num_tokens(self, request_id: int) -> int:
-        """Tokens of which the host has all that layers keep; 0 where it has nothing."""
+        """Return the number of tokens that the request's host copy has; 0 without a copy."""
         copy = self._copies.get(request_id)
         return copy.num_tokens if copy else 0
 
     def made_by(self, request_id: int) -> int:
-        """The step when whose commit the request's copy is there; 0 where there is none."""
+        """Return the step that makes the request's host copy; 0 without a copy."""
         copy = self._copies.get(request_id)
         return copy.step if copy else 0
 
     def save(self, copy: HostCopy, num_tokens: int, draft: StepDraft) -> bool:
-        """Copy in the next plan what a request that is being retracted has of so many tokens. False where nothing is
-        copied: copying both ways must beat recomputing, and the host must have room."""
+        """Copy the `num_tokens` tokens of a request that is being retracted to the host, in the next plan. Return False
+        if nothing is copied, because recomputing is cheaper or the host has no room."""
         num_bytes = self.bytes_of({kind: len(ids) for kind, ids in copy.slots.items()})
         worth_it = num_bytes <= num_tokens * self._config.recompute_bytes_per_token
         if not worth_it or not self.room or num_bytes > self.room:

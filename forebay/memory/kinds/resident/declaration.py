@@ -59,7 +59,7 @@ class ResidentDemand(KindDemand):
         ]
 
     def num_cached(self, budget: MemoryBudget, num_running: int, context: int) -> int:
-        """Return as many as there are pages: a conversation goes on without a resident copy."""
+        """Return the number of pages: a conversation resumes without a resident copy."""
         return budget.num_pages
 
 

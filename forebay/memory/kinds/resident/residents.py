@@ -81,8 +81,8 @@ class Residents(
         self._totals = [0, 0]
 
     def admit(self, held: Allocation, arrival: Arrival, draft: Draft) -> None:
-        """Take copies of the pages of a prefix hit, if enough tokens behind it read them. What comes from elsewhere
-        arrives behind the loads of the step, and is read from the host tier."""
+        """Allocate copies of the pages of a prefix hit, if enough tokens behind it read them. Pages from the host or
+        from another engine arrive after the loads of the step, and are read from the host tier."""
         self._decodes[held.row] = False
         pages = self._rows.pages(held.row, 0, held.num_pages)
         self._changed.append(pages)

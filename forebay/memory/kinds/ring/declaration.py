@@ -40,7 +40,7 @@ class RingDemand(KindDemand):
         return [BudgetLine(self.unit, num_bytes, why)]
 
     def num_cached(self, budget: MemoryBudget, num_running: int, context: int) -> int:
-        """Return as many as there are pages: the prefix cache needs no ring."""
+        """Return the number of pages: the prefix cache needs no ring."""
         return budget.num_pages
 
 

@@ -32,9 +32,9 @@ class _Cached:
 
 
 class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
-    """States at the ends of nodes. Of each tenant's, and of each rank, the least recently used stands first.
+    """States at the ends of nodes, by tenant and by rank, the least recently used first.
 
-    Pages with no state at or below them are dead: nobody can go on from there until somebody computes one again.
+    Pages with no state at or below them are dead: no request can resume there until one computes a state again.
     """
 
     name: ClassVar[str] = STATE
@@ -51,7 +51,7 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
 
     @property
     def has_useless(self) -> bool:
-        """Whether the next state to evict is one that nobody will miss."""
+        """Whether a later state on the same path shadows the next state to evict."""
         victim = next(self._victims(), None) if self.num_cached > self.num_locked else None
         return victim is not None and self._at[victim].rank == _SHADOWED
 
@@ -62,7 +62,7 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
 
     def attach(self, pin: Pin, slot: int, length: int, owner: int) -> bool:
         """Adopt `owner`'s slot, which holds the state after the `length` tokens of the pinned prefix and was written by
-        a completed step. False, and the slot stays the owner's, where the cache has that state already."""
+        a completed step. Return False, and leave the slot to the owner, if the cache has that state already."""
         node, prefix_len = pin.node, pin.num_pages * self.tree.page_size
         assert prefix_len == length, f"a state after {length} tokens for a prefix of {prefix_len}"
         assert node.parent is not None, "nothing has been read where a prefix begins: the state there is zero"
@@ -167,7 +167,7 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _touch(self, node: Node) -> None:
-        """Somebody goes on from this state."""
+        """Record that a request resumes from this state."""
         cached = self._at[node]
         del self._ranks[cached.tenant][cached.rank][node]
         self._place(node)

@@ -135,9 +135,10 @@ class HybridMambaDecodeReqToTokenPool(HybridReqToTokenPool, DecodeReqToTokenPool
 
 
 def effective_mamba_size(configured: int, num_reqs: int, num_tracking: int) -> int:
-    """State slots for `num_reqs` requests at once: what is configured, or what they need if that is more (C4).
+    """Return the state slots for `num_reqs` concurrent requests: the configured number, or the number that they need if
+    that is larger (C4).
 
-    Ask before memory is divided: the need is raised with a warning, not discovered later.
+    Call it before memory is divided, so that a larger need is logged at the start.
     """
     slots_per_req = 1 + num_tracking
     needed = num_reqs * slots_per_req
@@ -219,7 +220,7 @@ class StateDemand(KindDemand):
         return slots, reasons[slots]
 
     def _share(self, demand: MemoryDemand, rows: int) -> int:
-        """By the ratio of their memory to that of KV. All of it where there is no KV."""
+        """Return the slots by the ratio of their memory to that of KV; all memory if no layer keeps KV."""
         left = demand.kv_cache_bytes - demand.row_bytes(rows, demand.possible_context)
         if demand.keeps_tokens:
             left = int(left * self.ratio / (1 + self.ratio))

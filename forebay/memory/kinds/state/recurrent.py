@@ -85,7 +85,7 @@ class Tracking:
         return None if self.tracked and any(each.slot == self.tracked.slot for each in self.pending) else self.tracked
 
     def complete(self, step: int, kv_committed: int) -> None:
-        """`step` and all before it have committed, up to which there are so many tokens."""
+        """Record that `step` and all steps before it have committed, and that `kv_committed` tokens have KV."""
         while self.pending and self.pending[0].step <= step:
             snapshot = self.pending.pop(0)
             if snapshot.slot not in self.buffers:
@@ -222,10 +222,11 @@ class States(
                 self.pool.copy_from(tracking.live, slot, draft)
 
     def _take(self, request_id: int, reason: Reason) -> int | None:
-        """A slot for a snapshot, as long as there is one that nobody needs more.
+        """Return a slot for a snapshot, None if none can be spared.
 
-        Only where prompts are known to part does a state give way that somebody may come back to. A guess takes what is
-        free or useless: one long prompt would otherwise push out as many conversations as it has messages.
+        Only at a length at which prompts are known to part is a useful cached state evicted. Other snapshots take free
+        slots, or those of states that a later one shadows: one long prompt would otherwise evict as many conversations
+        as it has messages.
         """
         if reason is Reason.BRANCH or self.in_tree.has_useless:
             self.in_tree.make_room(1)
@@ -304,8 +305,8 @@ class States(
         return None if own else Holding(self, as_ids([snapshot.slot]))
 
     def is_finishing(self, held: Allocation, num_tokens: int) -> bool:
-        """Whether the steps in flight will leave its state where the cache can take it: behind tokens that are known,
-        at a page's end."""
+        """Return whether the steps in flight will leave the state at the end of a page, after known tokens, so that the
+        cache can adopt it."""
         kv_len = held.kv_bound
         return (
             self._config.radix_cache

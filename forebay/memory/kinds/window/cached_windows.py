@@ -22,8 +22,8 @@ class WindowMap:
     """`num_window_pages` window pages for the `num_pages` full pages.
 
     `full_to_window[page]` is 0 if a page has none. `locks[page]` counts the requests that read a cached page's window.
-    A window page that was copied from elsewhere may lack its first tokens: `begins[page]` is their number, and no
-    request resumes where it would read them. Columns are int32 `[num_pages + 1]`; page 0 is the padding page.
+    A window page that was copied from elsewhere may lack its first tokens: `begins[page]` is their number, and a
+    request that would read them cannot resume there. Columns are int32 `[num_pages + 1]`; page 0 is the padding page.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class CachedWindows(CachedPart, AttachedKind, ResumedKind, ReplacedKind, Checked
         return num_slots - missing
 
     def _evict_of(self, tenant: str, rest: int, most: int) -> int:
-        """Free up to `most` windows of a tenant, node by node until it holds no more than `rest`; how many. Of a node
-        the first pages go first: whoever resumes at its end needs only the last ones."""
+        """Free up to `most` windows of a tenant, node by node until it has no more than `rest`, and return their
+        number. The first pages of a node go first: a request that resumes at its end reads only the last ones."""
         nodes, missing, emptied = self._nodes[tenant], most, []
         for node in nodes:
             if missing <= 0 or self.shares.held[tenant] <= rest:
@@ -201,7 +201,7 @@ class CachedWindows(CachedPart, AttachedKind, ResumedKind, ReplacedKind, Checked
         return len(ids)
 
     def split(self, upper: Node, lower: Node) -> None:
-        """The upper part stands first: whoever resumes further down needs it less."""
+        """Evict the upper part first: a request that resumes further down needs it less."""
         nodes = self._nodes[upper.tenant]
         nodes[upper] = None
         nodes.move_to_end(upper, last=False)

@@ -12,9 +12,11 @@ from forebay.memory.kinds.window.cached_windows import WINDOW
 
 
 def window_margin(page_size: int, track_interval: int) -> int:
-    """Tokens behind its window whose window pages a request still holds. The place from which others will resume then
-    has a whole window: the last page's end, or where its state was tracked last (`track_interval` 0: it is not
-    tracked)."""
+    """Return the tokens behind its window whose window pages a request still holds.
+
+    Another request then has a whole window at each length at which it can resume: at the end of the last page, or at
+    the last tracked state (`track_interval` 0: states are not tracked).
+    """
     return page_size + track_interval
 
 

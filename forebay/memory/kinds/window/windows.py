@@ -133,7 +133,7 @@ class Windows(
         draft.remap(pages)
 
     def trim(self, table: RowTable, rows: Ids) -> None:
-        """Give back what lies behind the window of each request's last completed token."""
+        """Free the window pages behind the window of each request's last completed token."""
         first = self.first_kept(table.kv_committed[rows])
         moved = first > self.start[rows]
         for row, stop in zip(rows[moved].tolist(), first[moved].tolist(), strict=True):
@@ -170,11 +170,11 @@ class Windows(
         self.map.unlock(holding.locked)
 
     def start_over(self, draft: Draft) -> None:
-        """The device may lack what the void steps were to tell it; the rest does no harm."""
+        """Send the whole map again: the device may lack the changes of the void steps."""
         draft.remap(np.flatnonzero(self.map.full_to_window))
 
     def adopted(self, held: Allocation, start: int, end: int) -> None:
-        """The request goes on reading the last of them."""
+        """Lock the last of the adopted pages, whose windows the request still reads."""
         first, stop = max(start, int(self.start[held.row])), end // self.map.page_size
         if first < stop:
             self.map.lock(self._rows.pages(held.row, first, stop))
