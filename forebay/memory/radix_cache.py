@@ -263,8 +263,8 @@ class RadixCache:
         self._flushes = False
         for root in list(self.index.roots.values()):
             for node in self.index.subtree(root):
-                if told := node.tombstones:
-                    node.tombstones = {first: why for first, why in told.items() if why is MissReason.RELEASED}
+                if tombstones := node.tombstones:
+                    node.tombstones = {first: why for first, why in tombstones.items() if why is MissReason.RELEASED}
             self._forget_if_empty(root)
         return False
 
@@ -281,8 +281,8 @@ class RadixCache:
         for kind in self.kinds:
             kind.clear()
         for name, root in gone.items():
-            told = [*root.tombstones.items(), *((first, MissReason.RELEASED) for first in root.children)]
-            self._root(name).tombstones = dict(told[-_MAX_RELEASED:])
+            tombstones = [*root.tombstones.items(), *((first, MissReason.RELEASED) for first in root.children)]
+            self._root(name).tombstones = dict(tombstones[-_MAX_RELEASED:])
 
     def holder(self) -> Holder:
         """The pages that the cache holds, for an audit."""
@@ -389,10 +389,10 @@ class RadixCache:
         del parent.children[first]
         self._leaves.withdraw(node)
         self.shares.add(node.tenant, -len(node.pages))
-        told = parent.tombstones
-        if len(told) >= (_MAX_RELEASED if why is MissReason.RELEASED else _MAX_TOMBSTONES):
-            del told[next(iter(told))]
-        told[first] = why
+        tombstones = parent.tombstones
+        if len(tombstones) >= (_MAX_RELEASED if why is MissReason.RELEASED else _MAX_TOMBSTONES):
+            del tombstones[next(iter(tombstones))]
+        tombstones[first] = why
         if parent.children or parent.locks:
             return
         if parent.parent is None:

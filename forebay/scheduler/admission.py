@@ -290,7 +290,9 @@ class AdmissionPass:
         match, pin = prefixes.pin(req, match)
         page_size = self._config.page_size
         need, more = footprint(len(req.tokens), page_size, pin.num_pages), growth(req, self._ratio, page_size)
-        kept = sum(footprint(len(its.tokens), page_size) + growth(its, self._ratio, page_size) for its in encoded)
+        kept = sum(
+            footprint(len(waiting.tokens), page_size) + growth(waiting, self._ratio, page_size) for waiting in encoded
+        )
         reserve = 0 if self._alone else self._promised + kept + more
         if (
             need + reserve > pools.available_pages

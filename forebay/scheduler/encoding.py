@@ -42,22 +42,22 @@ def _plan_slice(pools: Pools, req: Request, encoding: Encoding, tile: int, budge
     """Draft the next layers of a tile, as many as the budget has room for, and charge the tenant for those that it has
     not been charged for (C32)."""
     assert pools.pictures is not None
-    config, its = pools.pictures.config, encoding.tiles[tile]
-    layers = config.layers_within(its.size, its.planned, budget)
-    its.planned = layers.stop
+    config, entry = pools.pictures.config, encoding.tiles[tile]
+    layers = config.layers_within(entry.size, entry.planned, budget)
+    entry.planned = layers.stop
     pools.draft.encodes.append(_slice(encoding, tile, layers, ends=layers.stop == config.num_layers))
-    new = range(max(layers.start, its.charged), layers.stop)
+    new = range(max(layers.start, entry.charged), layers.stop)
     if new:
-        cost = config.layer_tokens(its.size, new)
+        cost = config.layer_tokens(entry.size, new)
         req.account.encoded_tokens += cost
         req.account.service += cost / req.account.weight
-        its.charged = layers.stop
-    return ceil(config.layer_tokens(its.size, layers))
+        entry.charged = layers.stop
+    return ceil(config.layer_tokens(entry.size, layers))
 
 
 def _slice(encoding: Encoding, tile: int, layers: range, *, ends: bool) -> Encode:
-    its = encoding.tiles[tile]
-    height, width = its.size
+    entry = encoding.tiles[tile]
+    height, width = entry.size
     return Encode(
         picture=encoding.number,
         tile=tile,
@@ -65,19 +65,19 @@ def _slice(encoding: Encoding, tile: int, layers: range, *, ends: bool) -> Encod
         last_layer=layers.stop,
         height=height,
         width=width,
-        pixels=b"" if layers.start else encoding.pixels[its.pixels],
-        rows=encoding.rows[its.tokens].copy() if ends else NO_IDS,
+        pixels=b"" if layers.start else encoding.pixels[entry.pixels],
+        rows=encoding.rows[entry.tokens].copy() if ends else NO_IDS,
     )
 
 
 def has_rows(encodings: Iterable[Encoding]) -> bool:
     """Return whether all of these have rows."""
-    return all(len(its.blocks) for its in encodings)
+    return all(len(encoding.blocks) for encoding in encodings)
 
 
 def in_use(reqs: Iterable[Request]) -> set[Encoding]:
     """Return the encodings that these requests use."""
-    return {its for req in reqs if req.pictures for its in req.pictures.encodings}
+    return {encoding for req in reqs if req.pictures for encoding in req.pictures.encodings}
 
 
 def attach_pictures(queues: Queues, req: Request, pictures: Sequence[Picture]) -> None:
@@ -90,7 +90,7 @@ def attach_pictures(queues: Queues, req: Request, pictures: Sequence[Picture]) -
     except OutOfIds:
         restart_ids(queues, known)
         encodings = known.enter(req.namespace, req.tenant, pictures)
-    req.pictures = PromptPictures(encodings, [its.runs for its in pictures])
+    req.pictures = PromptPictures(encodings, [picture.runs for picture in pictures])
     req.pictures.write_ids(req.tokens)
 
 

@@ -125,9 +125,9 @@ class PrefillRole(Role):
         sending = self._sending(req)
         if sending is None or sending.settled or update is None or reason in (FinishReason.ABORT, FinishReason.ERROR):
             return False
-        told = self.outputs.updates.pop()
-        assert told is update, f"{told} was told behind {update}"
-        if req.held is None:  # it gave way while its last chunk was computed, and what that wrote is gone
+        last = self.outputs.updates.pop()
+        assert last is update, f"{last} was recorded after {update}"
+        if req.held is None:  # retracted while its last chunk was computed, whose KV is lost
             req.tokens.pop()
             self.queues.num_waiting_tokens -= 1
             return True

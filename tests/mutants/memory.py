@@ -482,7 +482,7 @@ MEMORY = (
     Mutant(
         "C20 a miss of what was evicted says so",
         "memory/radix_cache.py",
-        "        told[first] = why\n",
+        "        tombstones[first] = why\n",
         "",
         "memory/test_radix_cache.py::test_c20_every_miss_has_its_reason",
     ),

@@ -39,15 +39,15 @@ PICTURES: Final = (
     Mutant(
         "C28 each tile of a picture has the rows of its own tokens",
         "scheduler/encoding.py",
-        "encoding.rows[its.tokens].copy()",
+        "encoding.rows[entry.tokens].copy()",
         "encoding.rows[: its.tokens.stop - its.tokens.start].copy()",
         _TRAFFIC,
     ),
     Mutant(
         "C28 a slice costs what a tile of its size costs",
         "scheduler/encoding.py",
-        "config.layers_within(its.size, its.planned, budget)",
-        "config.layers_within(encoding.tiles[0].size, its.planned, budget)",
+        "config.layers_within(entry.size, entry.planned, budget)",
+        "config.layers_within(encoding.tiles[0].size, entry.planned, budget)",
         _SCHEDULER + "test_tiles_of_one_picture_cost_what_their_own_sizes_cost",
     ),
     Mutant(
@@ -179,8 +179,8 @@ PICTURES: Final = (
     Mutant(
         "C28 slices of a tile come in order, those of steps in flight among them",
         "scheduler/encoding.py",
-        "layers_within(its.size, its.planned, budget)",
-        "layers_within(its.size, its.committed, budget)",
+        "layers_within(entry.size, entry.planned, budget)",
+        "layers_within(entry.size, its.committed, budget)",
         _SCHEDULER + "test_slices_of_steps_in_flight_follow_each_other",
     ),
     Mutant(

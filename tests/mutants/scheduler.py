@@ -613,8 +613,8 @@ SCHEDULER = (
     Mutant(
         "C22 prefill tells a request's end when all has arrived",
         "scheduler/prefill_role.py",
-        "        told = self.outputs.updates.pop()",
-        "        told = self.outputs.updates[-1]",
+        "        last = self.outputs.updates.pop()",
+        "        last = self.outputs.updates[-1]",
         "scheduler/test_prefill_role.py::"
         "test_prefill_runs_behind_an_offer_sends_whole_pages_then_the_rest_and_ends_when_all_has_arrived",
     ),
@@ -769,7 +769,7 @@ SCHEDULER = (
     Mutant(
         "C32 layers of a picture that are computed again are charged once",
         "scheduler/encoding.py",
-        "        its.charged = layers.stop\n",
+        "        entry.charged = layers.stop\n",
         "",
         "scheduler/test_pictures.py::test_tenant_is_charged_once_for_layers_that_are_computed_again",
     ),
