@@ -40,7 +40,7 @@ PICTURES: Final = (
         "C28 each tile of a picture has the rows of its own tokens",
         "scheduler/encoding.py",
         "encoding.rows[entry.tokens].copy()",
-        "encoding.rows[: its.tokens.stop - its.tokens.start].copy()",
+        "encoding.rows[: entry.tokens.stop - entry.tokens.start].copy()",
         _TRAFFIC,
     ),
     Mutant(
