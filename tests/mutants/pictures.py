@@ -180,7 +180,7 @@ PICTURES: Final = (
         "C28 slices of a tile come in order, those of steps in flight among them",
         "scheduler/encoding.py",
         "layers_within(entry.size, entry.planned, budget)",
-        "layers_within(entry.size, its.committed, budget)",
+        "layers_within(entry.size, entry.committed, budget)",
         _SCHEDULER + "test_slices_of_steps_in_flight_follow_each_other",
     ),
     Mutant(
