@@ -54,8 +54,7 @@ class Scheduler:
         grammars: Grammars | None = None,
     ) -> None:
         self.config, self.proposer, self.handoff = config, proposer, handoff or Handoff()
-        self.constraints = Constraints(grammars)
-        self.queues = Queues(config, self.constraints)
+        self.queues = Queues(config, Constraints(grammars))
         self.memory, self.pools = self.queues.memory, self.queues.pools
         self.requests, self.counters = self.queues.requests, self.queues.counters
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
@@ -64,6 +63,11 @@ class Scheduler:
         self.recovery = Recovery(self.queues, self.outputs, self.handoff)
         self.handoff.bind(self.queues, self.outputs)
         self._num_submitted = 0
+
+    @property
+    def constraints(self) -> Constraints:
+        """Return the grammars of the queued and running requests."""
+        return self.queues.constraints
 
     # -- arrival and end ------------------------------------------------------------------------------------------
 

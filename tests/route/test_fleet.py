@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from forebay.base import child
 from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.route import fleet
 from forebay.route.announcement import Role
@@ -116,7 +117,7 @@ def test_fleet_process_that_ends_with_the_fleet_is_not_started_again(monkeypatch
 
 def test_fleet_process_that_does_not_end_in_time_is_killed(monkeypatch):
     seen: list[str] = []
-    monkeypatch.setattr(fleet, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(child, "time", SimpleNamespace(monotonic=lambda: 100.0))
 
     class Stubborn:
         def terminate(self) -> None:

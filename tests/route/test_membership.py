@@ -202,7 +202,7 @@ def test_membership_remembers_4096_ended_instances_and_refuses_each_of_them() ->
     found = membership()
     for number in range(4097):
         found.announce(announcement(number, State.GONE, instance=f"{number:032x}"), 0.0)
-    assert len(found._gone) == len(found._sequences) == 4096
+    assert len(found._instances._gone) == len(found._instances._sequences) == 4096
     with pytest.raises(Conflict, match="is gone"):
         found.announce(announcement(9000, instance=f"{1:032x}"), 0.0)
     assert found.announce(announcement(9000, instance=f"{0:032x}"), 0.0) is not None  # forgotten

@@ -134,7 +134,7 @@ def test_constraints_of_an_engine_without_grammars_refuse_one() -> None:
 
 def test_c25_output_that_begins_again_with_other_weights_begins_its_grammar_again() -> None:
     rig, asked = Rig(), Asked()
-    rig.scheduler.constraints = Constraints(asked)
+    rig.scheduler.queues.constraints = Constraints(asked)
     begun, free, waits = rig.add(5, params=REGEX), rig.add(5), rig.add(5, params=REGEX)
     for req in (begun, free):  # retracted with tokens of the old weights
         req.tokens.append(6)

@@ -95,7 +95,7 @@ class Simulation:
         self.proposer = HostProposer(self.choices, self.propose, self.references, config.speculation) if host else None
         self.grammars = HashGrammars(traffic.vocab)
         self.scheduler = make_scheduler(config, self.proposer)
-        self.scheduler.constraints = Constraints(self.grammars)
+        self.scheduler.queues.constraints = Constraints(self.grammars)
         self.salts: dict[int, int] = {}  # by request, also of those that ended while a step computes for them
         self.runner = self.make_runner(
             config,
