@@ -1,4 +1,4 @@
-"""The cost of bodies and answers in msgspec and in pydantic (decision 65).
+"""The cost of bodies and answers in msgspec and in pydantic (decision 66).
 
 An answer is built and encoded: a chat completion as a dict, a struct and a model. A body is decoded and checked: chats
 of 3 and of 101 messages, as a closed struct and a closed model with types and bounds alone, and as the server's

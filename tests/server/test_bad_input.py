@@ -30,7 +30,7 @@ from forebay.server.api.ollama.request import (
     OllamaShowRequest,
 )
 from forebay.server.api.openai.embeddings_request import EmbeddingRequest, RerankRequest, ScoreRequest
-from forebay.server.api.openai.responses_request import InputTokensRequest, ResponsesRequest
+from forebay.server.api.openai.responses_request import CompactRequest, InputTokensRequest, ResponsesRequest
 from forebay.server.api.sglang.generate import NativeRequest
 from forebay.server.app import ROUTES
 from forebay.server.protocol.administration import (
@@ -75,6 +75,7 @@ VALID: dict[type[Strict], dict[str, Any]] = {
     OllamaShowRequest: {"model": "tiny"},
     OllamaPullRequest: {"model": "tiny", "stream": False},
     ResponsesRequest: {"input": "hello", "max_output_tokens": 1},
+    CompactRequest: {"input": "hello"},
     InputTokensRequest: {"input": "hello"},
     TokenizeRequest: {"prompt": "hello"},
     TreeRequest: {},
@@ -313,7 +314,7 @@ def test_wrong_media_types_are_refused(shared: Running) -> None:
         with shared.client() as http:
             answer = http.post("/v1/completions", content=b"{}", headers={"content-type": kind})
         assert_refused(answer, 415)
-    assert_refused(post(shared, "/v1/completions", b"x", **{"content-encoding": "gzip"}), 415)
+    assert_refused(post(shared, "/v1/completions", b"x", **{"content-encoding": "br"}), 415)
 
 
 def test_openai_fields_pass_only_when_they_ask_for_nothing(shared: Running) -> None:
