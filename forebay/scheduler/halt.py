@@ -105,7 +105,7 @@ def weights_changed(scheduler: Scheduler, version: int) -> None:
             if scheduler.proposer:
                 scheduler.proposer.ended(req)
             if req.params.grammar:
-                scheduler.constraints.begin(req)
+                queues.constraints.begin(req)
             queues.num_waiting_tokens -= req.num_output
             del req.tokens[req.num_prompt :]
             scheduler.outputs.updates.append(Update(req.id, [], restarted=True))

@@ -85,8 +85,8 @@ class Scheduler:
                 attach_pictures(self.queues, req, pictures)
                 undo.callback(release_pictures, self.pools, req)
             if req.params.grammar:
-                self.constraints.begin(req)
-                undo.callback(self.constraints.ended, req)
+                self.queues.constraints.begin(req)
+                undo.callback(self.queues.constraints.ended, req)
             self._num_submitted += 1
             priority = -req.priority if self.config.schedule_policy is SchedulePolicy.PRIORITY else 0
             req.rank = (priority, self._num_submitted)
@@ -153,8 +153,8 @@ class Scheduler:
     def _launch(self, decoding: list[Request], rows: Ids, started: list[Request]) -> StepPlan:
         """Freeze the draft of the step into its plan, with these decodes."""
         draft = self.pools.draft
-        if self.constraints.living:
-            draft.masked = self.constraints.fill(draft, decoding)
+        if self.queues.constraints.living:
+            draft.masked = self.queues.constraints.fill(draft, decoding)
         plan = self.memory.launch(rows, started)
         self.queues.flights.append(
             Flight(plan, [*(chunk.req for chunk in draft.chunks), *decoding], draft.chunks, draft.encoded_for)
@@ -167,8 +167,8 @@ class Scheduler:
         """Take in what happened since the last plan: transfers, grammars, a failed step, a blocked tenant."""
         if self.queues.pending.of or self.queues.transferring:
             self.handoff.before_plan(now)
-        if self.constraints.unready:
-            self.outputs.finish_each(self.constraints.refused())
+        if self.queues.constraints.unready:
+            self.outputs.finish_each(self.queues.constraints.refused())
         if self.queues.suspects.groups:
             requeue_unsuspected(self.queues)
         elif self.queues.blocked:
@@ -182,7 +182,7 @@ class Scheduler:
             return
         table = self.pools.table
         most = self.handoff.most_drafts(reqs, np.minimum(table.max_kv_len[rows] - table.kv_bound[rows], width - 1))
-        counts, tokens = draft_tokens(self.proposer, reqs, most, self.constraints, self.pools.pictures)
+        counts, tokens = draft_tokens(self.proposer, reqs, most, self.queues.constraints, self.pools.pictures)
         if counts.any():
             self.counters["draft_tokens"] += self.memory.allocator.add_drafts(rows, counts, tokens)
 

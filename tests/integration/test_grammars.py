@@ -109,7 +109,7 @@ def test_finished_outputs_are_what_their_grammars_say(plain: list[list[int]]) ->
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_same_tokens_come_however_steps_are_made(rig: Rig, plain: list[list[int]], shape: dict[str, Any]) -> None:
     made = engine(rig, **shape)
-    known: Any = made.core.scheduler.constraints.grammars
+    known: Any = made.core.scheduler.queues.constraints.grammars
     for grammar in (JSON, WORDS):  # before anybody comes: who runs beside whom is then the same everywhere
         known._prototype(grammar).result()
     assert made.tokens(PROMPTS, ASKED) == plain
@@ -120,7 +120,7 @@ def test_the_same_tokens_come_however_steps_are_made(rig: Rig, plain: list[list[
 def test_requests_that_take_turns_in_steps_have_masks_of_their_own(rig: Rig, plain: list[list[int]]) -> None:
     """One step's masks are made on the thread of the steps while the next step is planned."""
     made = engine(rig, overlap_depth=1)
-    known: Any = made.core.scheduler.constraints.grammars
+    known: Any = made.core.scheduler.queues.constraints.grammars
     for grammar in (JSON, WORDS):
         known._prototype(grammar).result()
     results = made.run(PROMPTS[:3], ASKED[:3], apart=1)
@@ -184,7 +184,7 @@ def test_a_broken_matcher_ends_its_request_alone(rig: Rig, monkeypatch: pytest.M
 
 def test_cancelled_grammar_is_not_compiled_or_cached(rig: Rig) -> None:
     made = engine(rig)
-    known = made.core.scheduler.constraints.grammars
+    known = made.core.scheduler.queues.constraints.grammars
     assert isinstance(known, Grammars)
     gate: Future[None] = Future()
     known._compiling.submit(gate.result)

@@ -65,7 +65,7 @@ GRAMMAR = (
     Mutant(
         "C25 an output that begins again is at the beginning of its grammar",
         "scheduler/halt.py",
-        "            if req.params.grammar:\n                scheduler.constraints.begin(req)\n",
+        "            if req.params.grammar:\n                queues.constraints.begin(req)\n",
         "",
         "scheduler/test_constraints.py::test_c25_output_that_begins_again_with_other_weights_begins_its_grammar_again",
     ),

@@ -140,8 +140,8 @@ def test_c25_output_that_begins_again_with_other_weights_begins_its_grammar_agai
         req.tokens.append(6)
         rig.scheduler.queues.num_waiting_tokens += 1
     asked.calls.clear()
-    assert [*rig.scheduler.constraints.refused()] == []
+    assert [*rig.scheduler.queues.constraints.refused()] == []
     weights_changed(rig.scheduler, 1)
     assert [call[:2] for call in asked.calls] == [("begin", begun.id)]
-    assert [*rig.scheduler.constraints.unready] == [begun.id], "its matcher is another one"
+    assert [*rig.scheduler.queues.constraints.unready] == [begun.id], "its matcher is another one"
     assert [req.num_output for req in (begun, free, waits)] == [0, 0, 0]

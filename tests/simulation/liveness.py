@@ -81,7 +81,7 @@ class Liveness:
         rows = set(plan.rows[: plan.num_extends].tolist()) if plan else set()
         under_way = [req for req in scheduler.requests.values() if req.held and req.held.row in rows]
         under_way += [req for req in scheduler.queues.extending if req.allocation.row not in rows]
-        unready = scheduler.constraints.unready
+        unready = scheduler.queues.constraints.unready
         ready = (req for req in sorted(scheduler.queues.waiting, key=self._rank) if req.id not in unready)
         waiting = [req for req in ready if not self._may_wait(req, under_way)]
         if scheduler.queues.suspects.groups:  # nobody else runs until it is known who is to blame for a failed step

@@ -440,7 +440,7 @@ class Simulation:
 
     def turn(self) -> None:
         """A tick that must do something when there is something to do."""
-        waiting = bool(self.scheduler.requests) and not (self.flights or self.scheduler.constraints.unready)
+        waiting = bool(self.scheduler.requests) and not (self.flights or self.scheduler.queues.constraints.unready)
         require(self.tick() or not waiting or not self.scheduler.requests, "nothing runs, and nothing is planned")
 
     def drain(self) -> int:

@@ -127,7 +127,7 @@ class InProcess:
                 if (contents := core.sleeper.contents) is not None:
                     contents.note(updates)
                 if core.stuck:
-                    core.scheduler.constraints.wait(STUCK_WAIT_S)
+                    core.scheduler.queues.constraints.wait(STUCK_WAIT_S)
                 yield from feed.collected(updates)
         finally:
             # Interrupted: requests that still run would continue in the next call.

@@ -177,7 +177,7 @@ class EngineLoop:
             return self._idle_patience_s()
         if self._core.sleeper.resting:
             return RESTING_WAIT_S
-        if self._core.scheduler.constraints.unready and self._core.stuck:
+        if self._core.scheduler.queues.constraints.unready and self._core.stuck:
             return COMPILE_WAIT_S
         return STUCK_WAIT_S if self._core.stuck else 0.0
 
