@@ -69,8 +69,9 @@ def check(case: Case) -> None:
         assert is_within(told, "".join(text[at] for at in of_kind))
     if not begun and formats.thinking in THINK_TAGS:
         told = "".join(part.text for part in parts if isinstance(part, Said | Thought))
-        tags, layout = THINK_TAGS[formats.thinking], formats.call_format.layout if formats.call_format else ()
-        opens, closes, label = len(tags.opens), len(tags.closes), len(tags.label)
+        tags = THINK_TAGS[formats.thinking]
+        layout = (*tags.layout, *(formats.call_format.layout if formats.call_format else ()))
+        opens, closes, label = (visible(word, ()) for word in (tags.opens, tags.closes, tags.label))
         lost = visible(text, layout) - visible(told, layout)
         around = {0, opens, closes, opens + closes, opens + label, opens + label + closes}
         assert lost in around, "only the tags around the thinking are no text"
