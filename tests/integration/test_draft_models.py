@@ -61,7 +61,9 @@ def test_a_draft_model_that_is_right_is_accepted_whole_whatever_is_in_the_cache(
 def test_c16_drafts_that_are_no_numbers_cost_acceptance_alone() -> None:
     known = known_of(rig_of("llama", shared_tiny("llama").path))
     engine = engine_of(known.rig, width=4, radix_cache=True)
-    engine.core._runner.proposer.drafting.model._blocks[1]._sublayers[0].before.of.keywords["weight"].fill_(float("nan"))
+    engine.core._runner.proposer.drafting.model._blocks[1]._sublayers[0].before.of.keywords["weight"].fill_(
+        float("nan")
+    )
     known.check(engine)
     assert engine.count("draft_tokens") > 0
 

@@ -87,7 +87,7 @@ def _had_logprobs(session: Session) -> str:
 def _crowd(width: int) -> Shown:
     def shown(session: Session) -> str:
         most = session.findings.most_beside
-        return f"up to {most} others in flight" if most >= width else ""
+        return f"up to {most} other{'s' * (most > 1)} in flight" if most >= width else ""
 
     return shown
 

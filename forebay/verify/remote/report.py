@@ -73,7 +73,8 @@ def summary_text(outcomes: Sequence[Outcome]) -> str:
     )
     num_answers = sum(outcome.findings.num_answers for outcome in outcomes)
     gap = max((outcome.findings.largest_logprob_gap for outcome in outcomes), default=0.0)
-    apart = f" Log-probabilities of equal tokens are up to {gap:.2g} apart." if gap else ""
+    known = any(outcome.findings.num_logprobs for outcome in outcomes)
+    apart = f" Log-probabilities of equal tokens are {f'up to {gap:.2g} apart' if gap else 'equal'}." if known else ""
     return (
         f"{counts[Verdict.SAME]} of {len(outcomes)} circumstances change no answer{others}. Compared: {num_answers} "
         f"answers.{apart} Verdict: {verdict_text(outcomes)}."

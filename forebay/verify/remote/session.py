@@ -20,11 +20,13 @@ _EVENTS_BEFORE_ABORT: Final = 3
 
 @dataclass(slots=True)
 class Findings:
-    """Answers compared, and where they differ. `cached_tokens` is their sum as the server reports it, None if it
-    reports none. `most_beside` is the largest number of other requests in flight with a compared one."""
+    """Answers compared, and where they differ. `num_logprobs` are the tokens whose log-probabilities were compared.
+    `cached_tokens` is the sum of those that the server reports, None if it reports none. `most_beside` is the largest
+    number of other requests in flight with a compared one."""
 
     num_answers: int = 0
     differences: list[Difference] = field(default_factory=list)
+    num_logprobs: int = 0
     largest_logprob_gap: float = 0.0
     cached_tokens: int | None = None
     most_beside: int = 0
@@ -61,6 +63,7 @@ class Session:
     def _note(self, one: Alone, reply: Reply) -> None:
         findings = self.findings
         findings.num_answers += 1
+        findings.num_logprobs += min(len(one.reply.tokens), len(reply.tokens))
         findings.largest_logprob_gap = max(findings.largest_logprob_gap, largest_logprob_gap(one.reply, reply))
         if reply.cached_tokens is not None:
             findings.cached_tokens = (findings.cached_tokens or 0) + reply.cached_tokens
