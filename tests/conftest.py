@@ -178,6 +178,7 @@ def patience() -> Iterator[None]:
         patch.setattr("forebay.http.workers.TIMEOUT_S", HANGS_S)
         patch.setattr("forebay.server.admin.state.STATE_TIMEOUT_S", HANGS_S)
         patch.setattr("forebay.text.tokenizer.MAX_PLACES_S", HANGS_S)
+        patch.setattr("forebay.server.api.core.dialect.KEEP_ALIVE_S", HANGS_S)
         yield
 
 

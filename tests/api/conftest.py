@@ -10,7 +10,7 @@ from tests.text.tiny_tokenizer import tiny_tokenizer
 
 
 @pytest.fixture(scope="package")
-def server() -> Iterator[Running]:
+def server(patience: None) -> Iterator[Running]:
     """A real HTTP server whose engine counts up."""
     running = start(tiny_tokenizer(), lambda: FakeEngine(wants_resume_points=True))
     yield running

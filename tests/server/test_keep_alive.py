@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -134,3 +135,18 @@ def test_request_that_is_refused_before_the_silence_has_its_own_status(server: R
     with server.client() as http:
         answer = http.post("/v1/completions", json={"prompt": "x" * 9000, "max_tokens": 3, "stream": True})
     assert answer.status_code == 400
+
+
+async def test_stream_whose_first_update_writes_nothing_begins_without_an_event() -> None:
+    written: list[bytes] = []
+
+    async def at_once() -> None:
+        return
+
+    connection: Any = SimpleNamespace(write_chunk=lambda data: written.append(data) or True)
+    generation: Any = SimpleNamespace(begun=at_once, ended=at_once)
+    of_dialect: Any = SimpleNamespace(keep_alive=b": keep-alive\n\n", closing=lambda generation: b"end")
+    writer = EventWriter(connection, of_dialect, generation)
+    await writer.begun()
+    assert await writer.finish() == b"end"
+    assert written == []

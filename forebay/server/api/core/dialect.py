@@ -220,15 +220,17 @@ class EventWriter:
     async def begun(self) -> None:
         """Wait for the first piece, for as long as the stream may be silent. Raises what ended the generation: its
         status has not been sent yet."""
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(KEEP_ALIVE_S if self.dialect.keep_alive else None):
                 await self._generation.begun()
+        except TimeoutError:
+            self._write(self.dialect.keep_alive)
 
     async def finish(self) -> bytes:
         """Write the kept events and all later ones, and return the end of the body. Call once the head is sent."""
         kept, self._kept = self._kept or [], None
         self._write(b"".join(kept))
-        self._keep_alive()
+        self._watch()
         try:
             await self._generation.ended()
             return self.dialect.closing(self._generation)
@@ -245,6 +247,10 @@ class EventWriter:
         apart."""
         if not self._has_written:
             self._write(self.dialect.keep_alive)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Check later whether anything was written, if the protocol has an event without effect."""
         self._has_written = False
         if self.dialect.keep_alive:
             self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S / 2, self._keep_alive)
