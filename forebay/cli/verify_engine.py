@@ -23,17 +23,12 @@ from forebay.config.machine import cpu_model
 from forebay.config.server_args import BY_NAME
 from forebay.verify.asking import Difference
 from forebay.verify.circumstances import Circumstance
-from forebay.verify.run import TIERS, Outcome, Verdict, Verification
+from forebay.verify.run import TIERS, Outcome, Verification
+from forebay.verify.verdict import STYLES, Verdict
 
 _COLUMNS: Final = 80
 _NAME: Final = 32  # columns of a circumstance's name
 _MAX_SHOWN: Final = 3  # answers that differ
-_STYLES: Final = {
-    Verdict.SAME: "green",
-    Verdict.NOT_SHOWN: "yellow",
-    Verdict.DIFFERENT: "bold red",
-    Verdict.FAILED: "bold red",
-}
 
 
 def _parser() -> Parser:
@@ -102,7 +97,7 @@ async def _verify(verification: Verification, chosen: Sequence[Circumstance], co
             status.update(circumstance.name)
             outcome = await verification.outcome(circumstance)
             outcomes.append(outcome)
-            console.print("\n".join(_lines(outcome, verification)), style=_STYLES.get(outcome.verdict))
+            console.print("\n".join(_lines(outcome, verification)), style=STYLES.get(outcome.verdict))
     verdict = f"{summary_of(outcomes)} ({time.monotonic() - began:.0f} s)"
     console.print(f"\n{textwrap.fill(verdict, _COLUMNS - 1)}")
     return outcomes

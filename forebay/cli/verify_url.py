@@ -19,19 +19,13 @@ from forebay.base.errors import ConfigError
 from forebay.cli.arguments import Parser, whole
 from forebay.verify.remote.questions import make_questions, read_questions
 from forebay.verify.remote.report import as_html, as_json, asked_text, left_out_lines, outcome_lines, summary_text
-from forebay.verify.remote.run import Comparison, Outcome, Verdict
+from forebay.verify.remote.run import Comparison, Outcome
 from forebay.verify.remote.server import Server
+from forebay.verify.verdict import STYLES, Verdict
 
 EXIT_DIFFERENT: Final = 1  # or a request failed
 EXIT_TOO_FEW: Final = 2  # circumstances were shown
 _COLUMNS: Final = 80
-_STYLES: Final = {
-    Verdict.SAME: "green",
-    Verdict.NOT_SHOWN: "yellow",
-    Verdict.LEFT_OUT: "yellow",
-    Verdict.DIFFERENT: "bold red",
-    Verdict.FAILED: "bold red",
-}
 _BUDGET: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
 _SECONDS: Final = {None: 1, "s": 1, "m": 60, "h": 3600}
 
@@ -138,7 +132,7 @@ async def _compare(own: Any, seed: int, budget_s: float, console: Console) -> tu
             for circumstance in chosen:
                 status.update(circumstance.name)
                 outcomes.append(await comparison.outcome(circumstance))
-                console.print("\n".join(outcome_lines(outcomes[-1])), style=_STYLES[outcomes[-1].verdict])
+                console.print("\n".join(outcome_lines(outcomes[-1])), style=STYLES.get(outcomes[-1].verdict))
     summary = f"{summary_text(outcomes)} ({time.monotonic() - began:.0f} s)"
     console.print(f"\n{textwrap.fill(summary, _COLUMNS - 1)}")
     return comparison, outcomes

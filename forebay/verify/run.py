@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -22,20 +21,11 @@ from forebay.verify.adapters import SETTINGS, adapted, made_adapters, settings
 from forebay.verify.asking import NONE, Answer, Engines, Findings, started
 from forebay.verify.circumstances import ALONE, PLANTED, Circumstance, Flags, Room, circumstances, with_adapters
 from forebay.verify.questions import Question, make_questions
+from forebay.verify.verdict import Verdict, first_error
 
 TIERS: Final = "hisparse_"  # settings of the host tier and of hot buffers, for the circumstances that have them
 _CLUSTER_KEY: Final = secrets.token_bytes(32)
 MOST_ROUNDS: Final = 8  # of asking everything; one or two are enough for most circumstances
-
-
-class Verdict(StrEnum):
-    """Result of one circumstance, compared with the answers of requests that ran alone."""
-
-    SAME = "same"
-    DIFFERENT = "different"
-    FAILED = "failed"  # a request did
-    NOT_SHOWN = "not shown"  # the same, but it did not come about for each way of choosing tokens
-    LEFT_OUT = "left out"  # the engine refuses to be set up like that, or to give back memory
 
 
 @dataclass(slots=True)
@@ -109,7 +99,7 @@ class Verification:
         except (ConfigError, ModelError) as error:
             return Outcome(name, Verdict.LEFT_OUT, error.message)
         except (ForebayError, ExceptionGroup) as failure:
-            first = _first(failure)
+            first = first_error(failure)
             refused = isinstance(first, Conflict) and first.code == "not_releasable"
             return Outcome(name, Verdict.LEFT_OUT if refused else Verdict.FAILED, first.message, findings)
         if findings.differences:
@@ -202,13 +192,3 @@ async def _play(circumstance: Circumstance, engines: Engines) -> list[str]:
             break
         engines.rotate()
     return missing
-
-
-def _first(failure: ForebayError | ExceptionGroup[Exception]) -> ForebayError:
-    """Return the error that one of them failed with. Raises anything that is no error of a request's."""
-    while isinstance(failure, ExceptionGroup):
-        found, others = failure.split(ForebayError)
-        if found is None:
-            raise others or failure
-        failure = found.exceptions[0]
-    return failure

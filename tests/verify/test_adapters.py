@@ -15,7 +15,8 @@ from forebay.verify import adapters
 from forebay.verify.adapters import adapted, made_adapters, settings
 from forebay.verify.asking import Engines
 from forebay.verify.questions import Question
-from forebay.verify.run import Verdict, Verification
+from forebay.verify.run import Verification
+from forebay.verify.verdict import Verdict
 from tests.verify.test_verify import small_model, tokenizer
 
 __all__ = ["small_model", "tokenizer"]  # fixtures

@@ -21,8 +21,9 @@ from forebay.verify.remote.circumstances import Group
 from forebay.verify.remote.questions import make_questions, read_questions, sibling
 from forebay.verify.remote.replies import Reply, first_difference
 from forebay.verify.remote.report import as_html, as_json
-from forebay.verify.remote.run import Comparison, Outcome, Verdict, verdict_text
+from forebay.verify.remote.run import Comparison, Outcome, verdict_text
 from forebay.verify.remote.server import RateLimited, Refused, Server
+from forebay.verify.verdict import Verdict
 from tests.deadlines import HANGS_S
 from tests.verify.fake_server import FakeServer
 

@@ -28,7 +28,8 @@ from forebay.verify import run
 from forebay.verify.asking import NONE, Answer, Difference, Engines, Findings
 from forebay.verify.circumstances import Circumstance
 from forebay.verify.questions import Question, make_questions
-from forebay.verify.run import Outcome, Verdict, Verification
+from forebay.verify.run import Outcome, Verification
+from forebay.verify.verdict import Verdict
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from forebay.base.package import __version__
 from forebay.verify.remote.replies import Difference, first_unequal_word
-from forebay.verify.remote.run import Comparison, Outcome, Verdict, verdict_text
+from forebay.verify.remote.run import Comparison, Outcome, verdict_text
+from forebay.verify.verdict import Verdict
 
 _COLUMNS: Final = 80
 _NAME: Final = 32  # columns of a circumstance's name

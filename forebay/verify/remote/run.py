@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Final
 
 from forebay.base.errors import ForebayError
@@ -15,18 +14,9 @@ from forebay.verify.remote.circumstances import Circumstance, Group, at_another,
 from forebay.verify.remote.questions import Question
 from forebay.verify.remote.server import Refused, Server
 from forebay.verify.remote.session import Alone, Findings, Session
+from forebay.verify.verdict import Verdict, first_error
 
 _ALONE_SHARE: Final = 1 / 16  # of the budget; each circumstance takes at least as long
-
-
-class Verdict(StrEnum):
-    """The result of one circumstance, beside the answers that the requests had alone."""
-
-    SAME = "same"
-    DIFFERENT = "different"
-    FAILED = "failed"
-    NOT_SHOWN = "not shown"  # the same, but nothing proves that the circumstance came about
-    LEFT_OUT = "left out"  # the budget was spent before
 
 
 @dataclass(slots=True)
@@ -111,7 +101,7 @@ class Comparison:
         except TimeoutError:
             cut = "the budget ended meanwhile"
         except (ForebayError, ExceptionGroup) as failure:
-            return self._ended(circumstance, Verdict.FAILED, _first(failure).message)
+            return self._ended(circumstance, Verdict.FAILED, first_error(failure).message)
         shown = circumstance.shown(session)
         what = ", ".join(filter(None, (shown, cut)))
         if findings.differences:
@@ -130,16 +120,6 @@ def _why_not(circumstance: Circumstance, session: Session) -> str:
     if circumstance.group is Group.FORM and not session.server.gives_logprobs:
         return "the server returns no log-probabilities"
     return ""
-
-
-def _first(failure: ForebayError | ExceptionGroup[Exception]) -> ForebayError:
-    """Return the error that a request failed with. Raises any that is not one of a request's."""
-    while isinstance(failure, ExceptionGroup):
-        found, others = failure.split(ForebayError)
-        if found is None:
-            raise others or failure
-        failure = found.exceptions[0]
-    return failure
 
 
 def verdict_text(outcomes: Sequence[Outcome]) -> str:
