@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
 
 from rich.console import Console
 
@@ -24,11 +23,7 @@ from forebay.config.server_args import BY_NAME
 from forebay.verify.asking import Difference
 from forebay.verify.circumstances import Circumstance
 from forebay.verify.run import TIERS, Outcome, Verification
-from forebay.verify.verdict import STYLES, Verdict
-
-_COLUMNS: Final = 80
-_NAME: Final = 32  # columns of a circumstance's name
-_MAX_SHOWN: Final = 3  # answers that differ
+from forebay.verify.verdict import COLUMNS, STYLES, Verdict, table_lines
 
 
 def _parser() -> Parser:
@@ -99,7 +94,7 @@ async def _verify(verification: Verification, chosen: Sequence[Circumstance], co
             outcomes.append(outcome)
             console.print("\n".join(_lines(outcome, verification)), style=STYLES.get(outcome.verdict))
     verdict = f"{summary_of(outcomes)} ({time.monotonic() - began:.0f} s)"
-    console.print(f"\n{textwrap.fill(verdict, _COLUMNS - 1)}")
+    console.print(f"\n{textwrap.fill(verdict, COLUMNS - 1)}")
     return outcomes
 
 
@@ -112,14 +107,8 @@ def _asked(verification: Verification) -> str:
 
 
 def _lines(outcome: Outcome, verification: Verification) -> Iterator[str]:
-    first = f"{outcome.verdict:<10}{outcome.name:<{_NAME}}"
-    wrapper = textwrap.TextWrapper(_COLUMNS - 1, first, " " * len(first), break_long_words=False)
-    yield from wrapper.wrap(outcome.what) or [first]
-    differences = outcome.findings.differences
-    for difference in differences[:_MAX_SHOWN]:
-        yield f"{'':10}{_difference_text(difference, verification)}"
-    if len(differences) > _MAX_SHOWN:
-        yield f"{'':10}and {len(differences) - _MAX_SHOWN} more"
+    differences = [_difference_text(difference, verification) for difference in outcome.findings.differences]
+    return table_lines(outcome.verdict, outcome.name, outcome.what, differences)
 
 
 def _difference_text(difference: Difference, verification: Verification) -> str:

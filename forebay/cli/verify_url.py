@@ -21,11 +21,10 @@ from forebay.verify.remote.questions import make_questions, read_questions
 from forebay.verify.remote.report import as_html, as_json, asked_text, left_out_lines, outcome_lines, summary_text
 from forebay.verify.remote.run import Comparison, Outcome
 from forebay.verify.remote.server import Server
-from forebay.verify.verdict import STYLES, Verdict
+from forebay.verify.verdict import COLUMNS, STYLES, Verdict
 
 EXIT_DIFFERENT: Final = 1  # or a request failed
 EXIT_TOO_FEW: Final = 2  # circumstances were shown
-_COLUMNS: Final = 80
 _BUDGET: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
 _SECONDS: Final = {None: 1, "s": 1, "m": 60, "h": 3600}
 
@@ -134,5 +133,5 @@ async def _compare(own: Any, seed: int, budget_s: float, console: Console) -> tu
                 outcomes.append(await comparison.outcome(circumstance))
                 console.print("\n".join(outcome_lines(outcomes[-1])), style=STYLES.get(outcomes[-1].verdict))
     summary = f"{summary_text(outcomes)} ({time.monotonic() - began:.0f} s)"
-    console.print(f"\n{textwrap.fill(summary, _COLUMNS - 1)}")
+    console.print(f"\n{textwrap.fill(summary, COLUMNS - 1)}")
     return comparison, outcomes

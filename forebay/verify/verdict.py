@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -24,6 +26,22 @@ STYLES: Final = {
     Verdict.DIFFERENT: "bold red",
     Verdict.FAILED: "bold red",
 }
+
+
+COLUMNS: Final = 80
+_VERDICT, _NAME = 10, 32  # columns
+_MAX_SHOWN: Final = 3  # differences of a circumstance
+
+
+def table_lines(verdict: Verdict, name: str, what: str, differences: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of one circumstance: its verdict, name and proof, then its first differences."""
+    first = f"{verdict:<{_VERDICT}}{name:<{_NAME}}"
+    wrapper = textwrap.TextWrapper(COLUMNS - 1, first, " " * len(first), break_long_words=False)
+    yield from wrapper.wrap(what) or [first]
+    indent = " " * _VERDICT
+    yield from (f"{indent}{difference}" for difference in differences[:_MAX_SHOWN])
+    if len(differences) > _MAX_SHOWN:
+        yield f"{indent}and {len(differences) - _MAX_SHOWN} more"
 
 
 def first_error(failure: ForebayError | ExceptionGroup[Exception]) -> ForebayError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from html import escape
@@ -12,11 +11,7 @@ from typing import Any, Final
 from forebay.base.package import __version__
 from forebay.verify.remote.replies import Difference, first_unequal_word
 from forebay.verify.remote.run import Comparison, Outcome, verdict_text
-from forebay.verify.verdict import Verdict
-
-_COLUMNS: Final = 80
-_NAME: Final = 32  # columns of a circumstance's name
-_MAX_SHOWN: Final = 3  # differences of one circumstance
+from forebay.verify.verdict import Verdict, table_lines
 
 
 def asked_text(comparison: Comparison) -> str:
@@ -39,15 +34,9 @@ def left_out_lines(comparison: Comparison) -> Iterator[str]:
 
 
 def outcome_lines(outcome: Outcome) -> Iterator[str]:
-    """Yield the lines of the table for one outcome: verdict, name, proof, then the first differences."""
-    first = f"{outcome.verdict:<10}{outcome.name:<{_NAME - 1}} "
-    wrapper = textwrap.TextWrapper(_COLUMNS - 1, first, " " * (10 + _NAME), break_long_words=False)
-    yield from wrapper.wrap(_what(outcome)) or [first.rstrip()]
-    differences = outcome.findings.differences
-    for difference in differences[:_MAX_SHOWN]:
-        yield f"{'':10}{difference_text(difference)}"
-    if len(differences) > _MAX_SHOWN:
-        yield f"{'':10}and {len(differences) - _MAX_SHOWN} more"
+    """Return the lines of the table for one outcome: verdict, name, proof, then the first differences."""
+    differences = [difference_text(difference) for difference in outcome.findings.differences]
+    return table_lines(outcome.verdict, outcome.name, _what(outcome), differences)
 
 
 def _what(outcome: Outcome) -> str:
