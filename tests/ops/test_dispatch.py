@@ -382,7 +382,7 @@ def test_who_compiles_drops_what_nobody_has_used_for_long(monkeypatch: pytest.Mo
     assert [path for path in [*many, used, *recent] if path.exists()] == [*many, used, *recent[1:]]
 
 
-@pytest.mark.long
+@pytest.mark.slow  # each engine process of the short tier ends with such threads, too
 @needs_native
 def test_a_process_with_idle_threads_ends_by_itself() -> None:
     script = "from forebay.backends import make_ops; ops = make_ops('native', 4); print(ops.num_threads)"
