@@ -89,11 +89,6 @@ class Server:
         """Close the connections."""
         await self._client.aclose()
 
-    @property
-    def salts(self) -> bool:
-        """Return whether a request can be kept apart from cached prefixes."""
-        return self.owner in _SALTED or self.owner in _UNCACHED
-
     async def ask(self, fields: Fields, max_tokens: int, options: Options = COLD) -> Reply:
         """Send one request and return the answer.
 
