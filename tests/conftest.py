@@ -25,7 +25,7 @@ from forebay.base.errors import ModelError
 from forebay.base.variants import VARIANTS
 from forebay.config.gpu import gpu_memory
 from forebay.formats.store import find_model
-from tests.deadlines import HANGS_S
+from tests.deadlines import HANGS_S, Watchdog
 from tests.tiers import LONG_S, mark_long_cases, unmarked_long
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -43,6 +43,7 @@ settings.load_profile("any machine")
 
 faulthandler.enable()
 _guarding = False
+_watchdog = Watchdog()
 
 
 def _deny_outside(event: str, arguments: tuple[Any, ...]) -> None:
@@ -111,13 +112,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """A hang prints its stacks and then fails, wherever this thread waits: for a child's line, a socket, a thread, an
     event. Where its fixtures hang, too, they fail in turn."""
     limit_s = HANGS_S * (20 if item.get_closest_marker("slow") else 1)
-    faulthandler.dump_traceback_later(limit_s)
+    _watchdog.begin(limit_s)
     signal.setitimer(signal.ITIMER_REAL, 2 * limit_s, HANGS_S)  # a wait with a deadline of its own says more
     try:
         return (yield)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
