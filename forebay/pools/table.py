@@ -94,6 +94,11 @@ class Table:
     def tensors(self) -> Iterable[Tensor]:
         return self._tensors.values()
 
+    @property
+    def entries(self) -> Iterable[tuple[str, Tensor]]:
+        """The columns by name. All that copies rows copies these."""
+        return self._tensors.items()
+
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
@@ -130,7 +135,7 @@ class Table:
 
     def copy_rows(self, src: Tensor, dst: Tensor) -> None:
         """Rows `dst` become what rows `src` were before the call."""
-        for tensor in self._tensors.values():
+        for _, tensor in self.entries:
             tensor.index_copy_(0, dst, tensor.index_select(0, src))
 
     def reset_rows(self, rows: Tensor) -> None:
@@ -153,7 +158,7 @@ class Table:
         """`kind` says what a row is."""
         return [
             Region(name, kind, tensor.data_ptr(), self.num_rows, tensor.stride(0) * tensor.itemsize)
-            for name, tensor in self._tensors.items()
+            for name, tensor in self.entries
         ]
 
 

@@ -18,6 +18,7 @@ from forebay.memory.slots import PAD
 from forebay.models.decoder import Model
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
+from forebay.pools.mover import Mover
 from forebay.pools.request_rows import RequestRows
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import WORK_OF, Admission, StepPlan, kind_work
@@ -91,7 +92,8 @@ class ModelRunner:
         self._bounds = self._pool_bounds(width)
         self._forward = Forward(model, ops, rows, cache, taps, encodings)
         self.proposer = None if proposer is None else proposer(self._forward)
-        self.inputs = StepInputs(self._forward, max_num_tokens=max_num_tokens, proposer=self.proposer)
+        self.mover = Mover(cache)
+        self.inputs = StepInputs(self._forward, self.mover, max_num_tokens=max_num_tokens, proposer=self.proposer)
         self.decode = DecodeShape(self._forward, sizes=graph_sizes, backend=graphs)
         self.verify: VerifyShape | None = None  # None: no decode has drafts
         if width > 1:

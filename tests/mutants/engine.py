@@ -139,7 +139,7 @@ ENGINE = (
     Mutant(
         "C25 what was kept of the prefix cache is put back",
         "engine/lifecycle/occupation.py",
-        "                    load_cpu_copy(self._runner.cache, self._kept[1], self._kept[0])",
+        "                    self._runner.mover.write(*self._kept)",
         "                    pass",
         "engine/test_sleep.py::test_of_the_prefix_cache_as_much_outlasts_a_release_as_the_host_has_room_for_and_no_update",
     ),

@@ -18,8 +18,8 @@ from forebay.pools.cache_spec import (
     SlidingWindow,
     cache_sizes,
 )
+from forebay.pools.mover import Mover, Places, num_bytes
 from forebay.pools.regions import Regions, Tag
-from forebay.runtime.host.host_copies import Places, get_cpu_copy, load_cpu_copy
 from tests.pools.caches import all_tensors, cache_types
 
 EVERYTHING = (
@@ -117,10 +117,10 @@ def test_c26_a_copy_on_the_host_comes_back_into_other_places():
     for tensor in all_tensors(cache):
         tensor.copy_(torch.rand(tensor.shape))
     before = [tensor.clone() for tensor in all_tensors(cache)]
-    copy = get_cpu_copy(cache, places([3, 1], [2], [1]))
+    copy = Mover(cache).read(places([3, 1], [2], [1]))
     for tensor in all_tensors(cache):
         tensor.fill_(float("nan"))
-    load_cpu_copy(cache, copy, places([2, 4], [3], [2]))
+    Mover(cache).write(copy, places([2, 4], [3], [2]))
     tensors = list(all_tensors(cache))
     moves = [(3, 2), (1, 4)]
     for i, (tensor, was) in enumerate(zip(tensors, before, strict=True)):
@@ -132,7 +132,7 @@ def test_c26_a_copy_on_the_host_comes_back_into_other_places():
             assert torch.equal(tensor[2], was[1])
     sizes = cache_sizes(EVERYTHING, cache_types(torch.float32))
     expected = 6 * sizes.kv_bytes_per_token + 3 * sizes.num_bytes("window") + sizes.num_bytes("state")
-    assert sum(part.nbytes for part in copy) == expected
+    assert num_bytes(copy) == expected
 
 
 def test_c26_a_copy_of_8_bit_kv_brings_its_scales_along():
@@ -156,10 +156,10 @@ def test_c26_a_copy_of_8_bit_kv_brings_its_scales_along():
         tensor.copy_(torch.randint(-100, 100, tensor.shape) if tensor.dtype == torch.int8 else torch.rand(tensor.shape))
     before = [[tensor.clone() for tensor in layer] for layer in tensors()]
     assert all(layer[-1].dtype == torch.float32 for layer in before)
-    copy = get_cpu_copy(cache, places([3], [2], []))
+    copy = Mover(cache).read(places([3], [2], []))
     for tensor in all_tensors(cache):
         tensor.zero_()
-    load_cpu_copy(cache, copy, places([1], [3], []))
+    Mover(cache).write(copy, places([1], [3], []))
     for (was, now), (source, target) in zip(zip(before, tensors(), strict=True), [(3, 1), (2, 3), (3, 1)], strict=True):
         for old, new in zip(was, now, strict=True):
             assert torch.equal(new[3 * target : 3 * target + 3], old[3 * source : 3 * source + 3])

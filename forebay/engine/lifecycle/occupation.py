@@ -6,16 +6,15 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from forebay.base.errors import Conflict
 from forebay.engine.lifecycle.sleep import Memory
 from forebay.engine.lifecycle.weights import EngineWeights
 from forebay.formats.stored_tensor import StoredTensor
 from forebay.memory.slots import Ids
+from forebay.pools.mover import Places, Rows, num_bytes
 from forebay.pools.regions import Regions, Tag
 from forebay.runtime import ModelRunner
-from forebay.runtime.host.host_copies import Places, get_cpu_copy, load_cpu_copy
 
 
 class Occupation(Memory):
@@ -28,7 +27,7 @@ class Occupation(Memory):
         self, regions: Regions, runner: ModelRunner, weights: EngineWeights, *, trim: Callable[[], None]
     ) -> None:
         self._regions, self._runner, self._weights, self._trim = regions, runner, weights, trim
-        self._kept: tuple[Places, tuple[Tensor, ...]] | None = None  # of the caches, while they are released
+        self._kept: tuple[Rows, Places] | None = None  # of the caches, while they are released
 
     def num_bytes(self) -> dict[str, int]:
         own: dict[str, int] = {tag: self._regions.num_bytes(tag) for tag in Tag}
@@ -46,13 +45,13 @@ class Occupation(Memory):
         return Tag.WEIGHTS in tags and Tag.WEIGHTS not in self._regions.backed_up
 
     def keep(self, places: Mapping[str, Ids]) -> int:
-        cache, device = self._runner.cache, self._runner.rows.last_tokens.device
+        device = self._runner.rows.last_tokens.device
         at = {kind: torch.from_numpy(ids.copy()).to(device) for kind, ids in places.items()}
-        copy = get_cpu_copy(cache, at)
-        if copy and copy[0].is_pinned():
+        rows = self._runner.mover.read(at)
+        if device.type == "cuda":
             torch.cuda.synchronize()
-        self._kept = at, copy
-        return sum(part.nbytes for part in copy)
+        self._kept = rows, at
+        return num_bytes(rows)
 
     def release(self, tags: Collection[str]) -> None:
         if Tag.CUDA_GRAPH in tags and not self._regions.num_bytes(Tag.CUDA_GRAPH):
@@ -71,7 +70,7 @@ class Occupation(Memory):
                 if self._runner.encodings is not None:
                     self._runner.encodings.reset()
                 if self._kept:
-                    load_cpu_copy(self._runner.cache, self._kept[1], self._kept[0])
+                    self._runner.mover.write(*self._kept)
             if self._loads(tags):
                 self._weights.load_again(progress)
                 self._trim()

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from forebay.memory.slots import NO_IDS, PAD, Ids, inside
+from forebay.pools.mover import Mover, Places
 from forebay.pools.request_rows import SamplingRows
 from forebay.requests.step_plan import Admission, HostCopy, StepPlan
-from forebay.runtime.host.host_copies import HostCopies, Places
+from forebay.runtime.host.host_copies import HostCopies
 from forebay.runtime.host.packing import Array, Packing, Sections
 from forebay.runtime.host.plan_columns import ON_DEVICE, arrays_of, dtype_of
 from forebay.runtime.host.shape import Shape
@@ -66,9 +67,11 @@ _WORDS_PER_TOKEN: Final = sum(-(-dtype.itemsize // 8) for dtype in _SECTIONS.val
 class StepInputs:
     """Carries plans to the device in one copy each, and does there what a plan does before the model runs."""
 
-    def __init__(self, forward: Forward, *, max_num_tokens: int, proposer: DeviceProposer | None = None) -> None:
+    def __init__(
+        self, forward: Forward, mover: Mover, *, max_num_tokens: int, proposer: DeviceProposer | None = None
+    ) -> None:
         self._rows, self._kinds, self._proposer = forward.rows, forward.kinds, proposer
-        self.copies = HostCopies(forward.cache)
+        self.copies = HostCopies(mover)
         self._packing = Packing(_SECTIONS, self._rows.last_tokens.device, num_words=_WORDS_PER_TOKEN * max_num_tokens)
 
     def stage(self, plan: StepPlan, shape: Shape, sampling: Sampling, targets: Ids) -> Sections:
