@@ -40,7 +40,27 @@ def _make(num_threads: int, activation_bits: int, memory: WeightMemory | None) -
     for name, value in _NO_WORKSPACE.items():
         os.environ.setdefault(name, value)
     torch.backends.cuda.preferred_blas_library("cublaslt")
-    return TritonOps("cuda", num_threads, Choices(probe, cache_folder("products") / "choices.json", _machine()))
+    machine = _machine()
+    try_compiler(machine)
+    return TritonOps("cuda", num_threads, Choices(probe, cache_folder("products") / "choices.json", machine))
+
+
+def try_compiler(machine: str, device: str = "cuda") -> None:
+    """Compile the smallest kernel, before weights are read. Raises ConfigError if Triton compiles nothing here; of a
+    kernel that alone does not compile, torch computes the op."""
+    import torch
+
+    from forebay.ops.triton.launch import NotCompiled
+    from forebay.ops.triton.steps import smallest_kernel
+
+    numbers = torch.zeros(2, dtype=torch.int32, device=device)
+    try:
+        smallest_kernel.compile(numbers.long(), numbers, numbers)
+    except NotCompiled as error:
+        raise ConfigError(
+            f"Triton compiles no kernel for {machine} ({error}): install a C compiler (gcc) if it found none, else a "
+            "torch and its Triton that are made for this GPU and driver, or use --device cpu"
+        ) from None
 
 
 def _machine() -> str:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 RESERVE_BYTES: Final = 4 << 20
-_OF_TORCH: Final = "can't allocate memory"  # a RuntimeError of its allocator for the CPU
+# Of a RuntimeError: torch's allocators for the CPU and for a GPU, CUDA itself and through Triton, cuBLAS and cuDNN.
+_NO_MEMORY: Final = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
 
 _trim: Callable[[int], int] | None = None  # elsewhere than on glibc
 with contextlib.suppress(OSError, AttributeError):
@@ -25,10 +26,12 @@ def give_back_freed_memory() -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed: of Python, the system (mmap), or torch's allocator."""
+    """Return whether an allocation failed: of Python, the system (mmap), torch or a GPU's libraries."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _OF_TORCH in str(error))
+    if isinstance(error, RuntimeError):
+        return any(words in str(error) for words in _NO_MEMORY)
+    return isinstance(error, MemoryError)
 
 
 class Reserve:

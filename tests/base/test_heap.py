@@ -27,6 +27,19 @@ def test_is_out_of_memory_true_for_each_allocator(allocate: object) -> None:
     assert is_out_of_memory(raised_by(1 << 55, allocate))
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_is_out_of_memory_true_for_libraries_of_a_gpu(error: RuntimeError) -> None:
+    assert is_out_of_memory(error)
+
+
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), RuntimeError("shapes"), ValueError("memory")])
 def test_is_out_of_memory_false_for_other_errors(error: Exception) -> None:
     assert not is_out_of_memory(error)

@@ -414,12 +414,14 @@ def test_report_of_a_start_is_planned_beside_allocated(monkeypatch: pytest.Monke
     line = SimpleNamespace(item="an item", value="a value", reason="a reason")
     budget: Any = SimpleNamespace(lines=[line], num_bytes={"kv": 8, "state": 0})
     packed: Any = SimpleNamespace(outcome=("hit", "why"))
-    ops: Any = SimpleNamespace(name="avx2", activation_bits=0, product_choices={})
+    fallbacks = {"store_kv": "_store_kv: OutOfResources: shared memory"}
+    ops: Any = SimpleNamespace(name="avx2", activation_bits=0, product_choices={}, fallbacks=fallbacks)
     its: EngineConfig = report_config()
     rows = start_report.start_report(its, budget, model, runner, ops, (2.0, packed))
     assert [(section, item, value) for section, item, value, _ in rows[:-1]] == [
         ("model", "weights", "7 B"),
         ("model", "kernels", "avx2"),
+        ("model", "op store_kv", "torch"),
         ("model", "decode graphs", "eager"),
         ("model", "load time", start_report.human_seconds(2.0)),
         ("model", "weights cache", "hit"),
@@ -428,6 +430,7 @@ def test_report_of_a_start_is_planned_beside_allocated(monkeypatch: pytest.Monke
         ("memory", "memory saver", "on"),
     ]
     assert rows[0][3] == "7 B in float32 on cpu"
-    assert rows[5][3] == "a reason"
-    assert rows[6][3] == "8 B planned"
+    assert rows[2][3] == "no kernel compiles: _store_kv: OutOfResources: shared memory"
+    assert rows[6][3] == "a reason"
+    assert rows[7][3] == "8 B planned"
     assert rows[-1][1] == "process"

@@ -8,6 +8,7 @@ from tests.mutants.mutant import Mutant
 
 _ATTENTION = "ops/triton/attention.py"
 _EVERY_STEP = "ops/test_triton_segments.py::test_c31_attention_of_a_position_is_the_same_in_every_step"
+_LAUNCH = "ops/triton/launch.py"
 _PRODUCTS = "ops/triton/products.py"
 _ANY_ROWS = "ops/test_triton_linear.py::test_c31_a_row_of_a_product_has_the_same_bits_among_any_number_of_rows"
 _IN_CODES = "ops/test_triton_linear.py::test_linear_in_codes_is_linear_of_the_values"
@@ -129,5 +130,33 @@ GPU: Final[tuple[Mutant, ...]] = (
         "at = (start + tl.arange(0, DEPTH // UNIT) * UNIT)[None, :]",
         "at = (start + tl.arange(0, DEPTH // UNIT) * UNIT + 32)[None, :]",
         _IN_CODES,
+    ),
+    Mutant(
+        "C31 a kernel compiled for aligned addresses is launched for no other",
+        _LAUNCH,
+        "return value.dtype, value.data_ptr() % _ALIGNED",
+        "return value.dtype, 0",
+        "ops/test_triton_launch.py::test_variant_key_differs_wherever_triton_compiles_another_variant",
+    ),
+    Mutant(
+        "C27 a kernel that finds no memory is tried again in the next step",
+        _LAUNCH,
+        "            if is_out_of_memory(error):\n                raise\n",
+        "",
+        "ops/test_triton_launch.py::test_kernel_that_finds_no_memory_is_no_kernel_that_does_not_compile",
+    ),
+    Mutant(
+        "C27 an op whose kernel does not compile is computed by its definition, and named",
+        "ops/triton/fallbacks.py",
+        "        if name not in found:\n",
+        "        if found:\n",
+        "ops/test_triton_launch.py::test_op_whose_kernel_does_not_compile_writes_what_its_definition_does",
+    ),
+    Mutant(
+        "C27 running out of a GPU's memory is an error of one step",
+        "base/heap.py",
+        '"out of memory", ',
+        "",
+        "base/test_heap.py::test_is_out_of_memory_true_for_libraries_of_a_gpu",
     ),
 )

@@ -15,6 +15,7 @@ from forebay.ops import Ops
 from forebay.requests.step_plan import StepResult
 from forebay.runtime.graphs.backends import CudaGraphs, Eager
 from tests.models.tiny import CASES, VOCAB, page_size_of, random_ids, shared_tiny
+from tests.ops.test_triton_launch import refuse
 from tests.ops.triton_device import HAS_GPU, INTERPRETER_ALONE, TritonOps, attention
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 from tests.runtime.fake_model import PAGE_SIZE
@@ -75,6 +76,19 @@ def test_a_model_gives_what_the_reference_gives(device: str, case: str, paths: C
     expected = sampled(planner(paths(case), Ops(1), "cpu", torch.float32, Eager()), decodes=decodes)
     ops = TritonOps(device, 1)
     assert_close(sampled(planner(paths(case), ops, device, torch.float32, Eager()), decodes=decodes), expected)
+
+
+@INTERPRETER_ALONE
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("case", INTERPRETED)
+def test_a_model_no_kernel_of_which_compiles_gives_what_the_reference_gives(
+    case: str, paths: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch)
+    ops = TritonOps("cpu", 1)
+    expected = sampled(planner(paths(case), Ops(1), "cpu", torch.float32, Eager()), decodes=3)
+    assert_close(sampled(planner(paths(case), ops, "cpu", torch.float32, Eager()), decodes=3), expected)
+    assert {"paged_attention", "store_kv", "place_tokens"} <= ops.fallbacks.keys()
 
 
 @pytest.mark.gpu

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -20,13 +19,13 @@ from llguidance import LLTokenizer
 from forebay.backends import make_ops
 from forebay.base import fault
 from forebay.base.errors import ConfigError, ModelError
-from forebay.base.heap import give_back_freed_memory
+from forebay.base.heap import give_back_freed_memory, is_out_of_memory
 from forebay.base.log import event, get_logger
 from forebay.base.parts import I32
 from forebay.base.units import human_bytes
 from forebay.config.config import SETTINGS
 from forebay.config.engine_config import EngineConfig, SchedulerConfig, SpeculationOptions, SpeculativeAlgorithm
-from forebay.config.machine import available_memory
+from forebay.config.machine import Amount, available_memory
 from forebay.config.pictures import PictureConfig
 from forebay.engine.frames import Ready
 from forebay.engine.lifecycle.adapter_memory import ModelAdapters
@@ -219,23 +218,20 @@ def _name_what_is_not_used(checkpoint: Checkpoint, draft_head: bool) -> None:
 
 @contextlib.contextmanager
 def _within_memory(config: EngineConfig) -> Iterator[None]:
-    """Raises ConfigError where the system, or a limit that it holds us to, refuses the memory."""
+    """Raises ConfigError where the system, the GPU, or a limit that it holds us to, refuses the memory."""
     try:
         yield
     except (MemoryError, OSError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
-        left = available_memory()
+        left, remedy = available_memory(), "lower --kv-cache-bytes, raise the limit or take a smaller model"
+        if config.device == "cuda":
+            left = Amount(torch.cuda.mem_get_info()[0], "free on the GPU")
+            remedy = "lower --mem-fraction-static or --kv-cache-bytes, free the GPU or take a smaller model"
         raise ConfigError(
             f"the model and {human_bytes(config.memory.kv_cache_bytes)} for its caches do not fit in memory; "
-            f"{human_bytes(left.value)} are {left.why}: lower --kv-cache-bytes, raise the limit or take a smaller model"
+            f"{human_bytes(left.value)} are {left.why}: {remedy}"
         ) from error
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _keep_freed_memory() -> None:

@@ -39,6 +39,7 @@ def start_report(
         *_of_encoder(runner),
         ("model", "kernels", ops.name, _why_kernels(config, ops)),
         *_of_products(ops),
+        *_of_fallbacks(ops),
         ("model", "decode graphs", runner.decode.captured.backend.name, _sizes_of_graphs(runner)),
         ("model", "load time", human_seconds(load_seconds), "until the first step could run"),
         ("model", "weights cache", *cache.outcome),
@@ -67,6 +68,11 @@ def _why_kernels(config: EngineConfig, ops: Ops) -> str:
 
 def _of_products(ops: Ops) -> Report:
     return [("model", f"products, {shape}", choice.name, choice.why) for shape, choice in ops.product_choices.items()]
+
+
+def _of_fallbacks(ops: Ops) -> Report:
+    """Ops that torch computes: slower, and with bits that may depend on the batch."""
+    return [("model", f"op {name}", "torch", f"no kernel compiles: {why}") for name, why in ops.fallbacks.items()]
 
 
 def _of_draft_model(config: EngineConfig, runner: ModelRunner) -> Report:

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from forebay.ops.reference.adapters import PANEL, AdapterOps, AdapterTable
 from forebay.ops.triton.common import dot
+from forebay.ops.triton.launch import kernel
 
 _TOKENS: Final = 16  # of a program: the least that a matrix unit takes
 _DEPTH: Final = 64  # inputs at a time
 
 
+@kernel
 @triton.jit
 def _shrink(
     x, slots, a, ranks, inner, tokens, x_stride, k, R: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
@@ -49,6 +51,7 @@ def _shrink(
     tl.store(place, acc, mask=own[:, None] & (r < rank)[None, :])
 
 
+@kernel
 @triton.jit
 def _expand(
     inner, slots, b, ranks, panels, out, tokens, layers, outputs, R: tl.constexpr, BLOCK: tl.constexpr,

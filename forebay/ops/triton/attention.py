@@ -14,6 +14,7 @@ from torch import Tensor
 
 from forebay.ops.reference.attention import AttentionOps, KvCache, PagedKv
 from forebay.ops.triton.common import dot, owner
+from forebay.ops.triton.launch import kernel
 
 _PROGRAMS: Final = 128  # that one decoding sequence's attention is divided among: about the multiprocessors of a GPU
 _SEGMENT: Final = 512  # keys with sums of their own, at least
@@ -35,6 +36,7 @@ def _rotate(
     tl.store(place + HALF, (second * cos + first * sin).to(x.dtype.element_ty), mask=live)
 
 
+@kernel
 @triton.jit
 def _apply_rope(
     q,
@@ -116,6 +118,7 @@ def _copy_heads(
         tl.store(to + head * cache_head, values, mask=at < D)
 
 
+@kernel
 @triton.jit
 def _store_kv(
     k,
@@ -219,6 +222,7 @@ def _result(top, total, acc, sink, HAS_SINKS: tl.constexpr):
     return acc / total[:, None] + 0.0
 
 
+@kernel
 @triton.jit(do_not_specialize=["num_seqs"])
 def _attend(
     q,
@@ -397,6 +401,7 @@ def _attend(
         )
 
 
+@kernel
 @triton.jit
 def _combine(
     parts,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from forebay.base.log import get_logger
+from forebay.ops.triton.launch import NotCompiled
 
 PROBED_ROWS: Final = (1, 2, 7, 8, 16, 17, 64, 128, 256, 1024, 2048)
 FEW_ROWS: Final = 64  # with so many or fewer a product waits for the weights
@@ -89,12 +90,17 @@ class Choices:
         if key not in self.found:
             kept = self._read()
             choice = _checked(kept.get(self._machine, {}).get(key))
-            if choice is None:
-                choice = self._probe(weight)
-                kept.setdefault(self._machine, {})[key] = [choice.own_rows, choice.why]
-                self._write(kept)
-            self.found[key] = choice
+            self.found[key] = choice or self._probed(weight, key, kept)
         return self.found[key]
+
+    def _probed(self, weight: Tensor, key: str, kept: dict[str, dict[str, Any]]) -> Choice:
+        try:
+            choice = self._probe(weight)
+        except NotCompiled as error:  # not kept: the next start may have a compiler
+            return Choice(0, f"Triton's kernel does not compile: {error}")
+        kept.setdefault(self._machine, {})[key] = [choice.own_rows, choice.why]
+        self._write(kept)
+        return choice
 
     def _read(self) -> dict[str, dict[str, Any]]:
         """Return what the file has, or nothing of a file that is missing, too large or damaged."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from forebay.ops.linear import LinearWeight
 from forebay.ops.reference.experts import ExpertActivation, ExpertOps, Experts, HeadWeights
+from forebay.ops.triton.launch import kernel
 from forebay.ops.triton.linear import TritonLinearWeight
 from forebay.ops.triton.products import Runs, chip_of, num_blocks, product, tile_of
 
@@ -44,6 +45,7 @@ class TritonHeads(HeadWeights):
     values: Tensor
 
 
+@kernel
 @triton.jit
 def _sum_choices(per_choice, weights, out, choices, n, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
@@ -57,6 +59,7 @@ def _sum_choices(per_choice, weights, out, choices, n, BLOCK: tl.constexpr):
     tl.store(out + token * n + at, acc.to(out.dtype.element_ty), mask=live)
 
 
+@kernel
 @triton.jit(do_not_specialize=["num_rows"])
 def _order(ids, starts, owners, order, num_rows, ROWS: tl.constexpr, BLOCK_BY_ROW: tl.constexpr, BLOCK: tl.constexpr):
     """Order rows by expert, those of one expert as they came: a program for each expert, which reads all ids."""

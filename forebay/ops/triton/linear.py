@@ -144,20 +144,27 @@ class TritonLinear(LinearOps):
 
     def embedding_packed(self, ids: Tensor, table: LinearWeight, dtype: torch.dtype) -> Tensor:
         assert isinstance(table, TritonLinearWeight), type(table)
-        assert table.form is not None, "a table that is not quantized"
-        low = LOW_BITS[table.form.bits]
-        codes = _fields(table.values.index_select(0, ids), low).int()
-        if table.high is not None:
-            codes |= _fields(table.high.index_select(0, ids), table.form.bits - low).int() << low
-        form = table.form
-        levels = _levels(form.levels, codes.device)[codes] if form.levels else codes - form.zero
-        scales, minimums = (
-            None if numbers is None else _numbers(_of_rows(numbers, ids), factors, ids)
-            for numbers, factors in ((table.scales, table.factors), (table.minimums, table.minimum_factors))
-        )
-        assert scales is not None
-        rows = levels.view(*scales.shape, -1) * scales.unsqueeze(-1)
-        return (rows if minimums is None else rows + minimums.unsqueeze(-1)).flatten(1).to(dtype)
+        return opened(table, ids, dtype)
+
+
+def opened(table: TritonLinearWeight, ids: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return the numbers of rows `ids` [T] of a weight in codes, or of all rows, [T, K]; torch computes them."""
+    form = table.form
+    assert form is not None, "a weight that is not quantized"
+    if ids is None:
+        ids = torch.arange(table.out_features, device=table.values.device)
+    low = LOW_BITS[form.bits]
+    codes = _fields(table.values.index_select(0, ids), low).int()
+    if table.high is not None:
+        codes |= _fields(table.high.index_select(0, ids), form.bits - low).int() << low
+    levels = _levels(form.levels, codes.device)[codes] if form.levels else codes - form.zero
+    scales, minimums = (
+        None if numbers is None else _numbers(_of_rows(numbers, ids), factors, ids)
+        for numbers, factors in ((table.scales, table.factors), (table.minimums, table.minimum_factors))
+    )
+    assert scales is not None
+    rows = levels.view(*scales.shape, -1) * scales.unsqueeze(-1)
+    return (rows if minimums is None else rows + minimums.unsqueeze(-1)).flatten(1).to(dtype)
 
 
 def _plane(fields: Tensor, bits: int) -> Tensor:

@@ -9,6 +9,7 @@ from forebay.ops.triton.adapters import TritonAdapters
 from forebay.ops.triton.attention import TritonAttention
 from forebay.ops.triton.choices import Choices
 from forebay.ops.triton.experts import TritonExpertOps
+from forebay.ops.triton.fallbacks import fall_back
 from forebay.ops.triton.linear import TritonLinear
 from forebay.ops.triton.pictures import TritonPictures
 from forebay.ops.triton.recurrence import TritonRecurrence
@@ -38,3 +39,4 @@ class TritonOps(
         Ops.__init__(self, num_threads, name="triton")
         TritonLinear.__init__(self, torch.device(device), choices)
         self.product_choices = {} if choices is None else choices.found
+        fall_back(self, self.fallbacks)

@@ -9,10 +9,12 @@ import triton.language as tl
 from torch import Tensor
 
 from forebay.ops.reference.pictures import PictureOps
+from forebay.ops.triton.launch import kernel
 
 _BLOCK: Final = 1024  # entries of a row
 
 
+@kernel
 @triton.jit
 def _take_rows(x, table, apart, rows, n, ADDS: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64)

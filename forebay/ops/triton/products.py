@@ -23,6 +23,7 @@ from triton.runtime import driver
 from forebay.formats.quantized import GROUP, CodeFormat
 from forebay.ops.triton.codes import fields, load_numbers, numbers, steps
 from forebay.ops.triton.common import INTERPRETED, dot_add
+from forebay.ops.triton.launch import kernel
 
 LOW_BITS: Final = {2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 8: 8, 16: 16}  # by the bits of a code: of its first plane
 _TOGETHER = tl.constexpr(8)  # blocks of rows whose programs run side by side: they read the same weights
@@ -38,6 +39,7 @@ def _place(tile, row_blocks, col_blocks):
     return first + inside % size, inside // size
 
 
+@kernel
 @triton.jit(do_not_specialize=["num_rows", "x_shares", "row_blocks"])
 def _product(
     x,
@@ -306,7 +308,7 @@ def compile_tiles(x: Tensor, out: Tensor, addresses: Tensor, like: ProductWeight
     _COMPILED.add(key)
     for tile in tiles_of(x.dtype, like.form, chip_of(x.device)):
         args, options = _arguments(x, out, addresses, like, (1 << 30, 1), runs, tile)
-        _product.warmup(*args, grid=(1,), **options)
+        _product.compile(*args, **options)
 
 
 def _arguments(

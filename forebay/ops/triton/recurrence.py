@@ -16,6 +16,7 @@ from torch import Tensor
 
 from forebay.ops.reference.recurrence import Convolution, RecurrenceOps, Scan, StateBatch
 from forebay.ops.triton.common import owner, softplus
+from forebay.ops.triton.launch import kernel
 
 _CHANNELS: Final = 256  # of a convolution, in one program
 _SCAN_COLUMNS: Final = 32  # of a state, in one program: a row of them in float32 is a line of memory
@@ -30,6 +31,7 @@ def _next_snapshot(snap, stop, snap_slots):
     return snap
 
 
+@kernel
 @triton.jit(do_not_specialize=["num_seqs"])
 def _convolve(
     x,
@@ -84,6 +86,7 @@ def _last_inputs(x, last, to, first, stop, x_stride, channels, at, live, TAPS: t
         tl.store(to + j * channels + at, tl.where(inside, values, earlier), mask=live)
 
 
+@kernel
 @triton.jit
 def _keep_inputs(
     x,
@@ -117,6 +120,7 @@ def _keep_inputs(
     _last_inputs(x, last, state + to * size, first, stop, x_stride, channels, at, kept, TAPS)
 
 
+@kernel
 @triton.jit
 def _mamba2(
     x,
@@ -193,6 +197,7 @@ def _mamba2(
     tl.store(mine + place, h.to(state.dtype.element_ty), mask=live & (write_slot > 0) & (stop > first))
 
 
+@kernel
 @triton.jit
 def _mamba1(
     x,
@@ -261,6 +266,7 @@ def _mamba1(
     tl.store(mine + place, h.to(state.dtype.element_ty), mask=live & (write_slot > 0) & (stop > first))
 
 
+@kernel
 @triton.jit
 def _delta_rule(
     q,

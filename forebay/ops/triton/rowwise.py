@@ -14,6 +14,7 @@ from torch import Tensor
 
 from forebay.ops.reference.elementwise import ElementwiseOps
 from forebay.ops.reference.recurrence import GatedNorm
+from forebay.ops.triton.launch import kernel
 
 _BLOCK: Final = 1024  # entries of a row that one program activates
 
@@ -28,6 +29,7 @@ _PLAIN_GELU_TANH: Final = 7
 _PLAIN_GELU_ERF: Final = 8
 
 
+@kernel
 @triton.jit
 def _rms_norm(x, weight, out, inner, outer_stride, inner_stride, n, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -40,6 +42,7 @@ def _rms_norm(x, weight, out, inner, outer_stride, inner_stride, n, eps, BLOCK: 
     tl.store(out + row * n + at, (values * scale).to(out.dtype.element_ty), mask=live)
 
 
+@kernel
 @triton.jit
 def _add_rms_norm(x, residual, weight, out, x_stride, n, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -55,6 +58,7 @@ def _add_rms_norm(x, residual, weight, out, x_stride, n, eps, BLOCK: tl.constexp
     tl.store(out + row * n + at, (values * scale).to(out.dtype.element_ty), mask=live)
 
 
+@kernel
 @triton.jit
 def _layer_norm(
     x,
@@ -84,6 +88,7 @@ def _layer_norm(
     tl.store(out + row * n + at, values.to(out.dtype.element_ty), mask=live)
 
 
+@kernel
 @triton.jit
 def _gated_rms_norm(
     x,
@@ -120,6 +125,7 @@ def _gated_rms_norm(
     tl.store(out + row * width + at, values.to(out.dtype.element_ty), mask=live)
 
 
+@kernel
 @triton.jit
 def _activate(
     x,
@@ -167,6 +173,7 @@ def _activate(
     tl.store(out + row * n + at, a.to(out.dtype.element_ty), mask=live)
 
 
+@kernel
 @triton.jit
 def _scale_rows(x, table, rows, x_stride, n, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)

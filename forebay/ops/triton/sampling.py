@@ -13,11 +13,13 @@ import triton.language as tl
 from torch import Tensor
 
 from forebay.ops.reference.sampling import Draws
+from forebay.ops.triton.launch import kernel
 
 _BLOCK: Final = 4096  # logits that one program looks at together
 _WARPS: Final = 8
 
 
+@kernel
 @triton.jit
 def _argmax_rows(logits, ids, finite, vocab, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -38,6 +40,7 @@ def _argmax_rows(logits, ids, finite, vocab, BLOCK: tl.constexpr):
     tl.store(finite + row, good)
 
 
+@kernel
 @triton.jit
 def _mask_logits(logits, at, words, vocab, width, BLOCK: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -88,6 +91,7 @@ def _smallest_kept(logits, row, vocab, top, temperature, floor, target, COUNT: t
     return low.to(tl.float32, bitcast=True)
 
 
+@kernel
 @triton.jit
 def _sample_rows(
     logits,

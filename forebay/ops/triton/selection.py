@@ -12,11 +12,13 @@ from torch import Tensor
 from forebay.ops.reference.attention import KvCache, PagedKv
 from forebay.ops.reference.selection import SelectionOps, num_selected
 from forebay.ops.triton.common import dot
+from forebay.ops.triton.launch import kernel
 
 _QUERIES: Final = 64  # that are scored at once
 _KEYS: Final = 64  # of one program
 
 
+@kernel
 @triton.jit(do_not_specialize=["first"])
 def _index_scores(
     q,

@@ -1,0 +1,78 @@
+"""Ops whose kernels do not compile for this GPU: torch computes them, by the definition of the op.
+
+Slower, with a result that may depend on the other rows of a step, and a step that reads values on the host runs without
+a graph. The start table and a warning name the op.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forebay.base.log import event, get_logger
+from forebay.ops.interface import Ops
+from forebay.ops.linear import LinearWeight
+from forebay.ops.triton.experts import TritonExperts
+from forebay.ops.triton.launch import NotCompiled
+from forebay.ops.triton.linear import TritonLinearWeight, TritonParts, opened
+
+_LOG: Final = get_logger("ops")
+
+
+def fall_back(ops: Ops, found: dict[str, str]) -> None:
+    """Give each op of `ops` that has kernels its definition as a second way; `found` gets those that took it."""
+    for name in dir(type(ops)):
+        own = getattr(type(ops), name)
+        if name.startswith(("_", "pack_")) or not callable(own) or not own.__module__.startswith(__package__ or ""):
+            continue
+        twin = _OF_PACKED.get(name) or functools.partial(getattr(Ops, name), ops)
+        setattr(ops, name, _guarded(name, getattr(ops, name), twin, found))
+
+
+def _guarded(name: str, own: Callable[..., Any], twin: Callable[..., Any], found: dict[str, str]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def op(*args: Any, **kwargs: Any) -> Any:
+        if name not in found:
+            try:
+                return own(*args, **kwargs)
+            except NotCompiled as error:
+                found[name] = str(error)
+                effect = "torch computes it: slower, and its bits may depend on the batch"
+                _LOG.warning(event("kernel_not_compiled", op=name, reason=str(error), effect=effect))
+        return twin(*args, **kwargs)
+
+    return op
+
+
+def _linear(x: Tensor, w: LinearWeight) -> Tensor:
+    if isinstance(w, TritonParts):
+        return torch.cat([_linear(x, part) for part in w.parts], dim=1)
+    assert isinstance(w, TritonLinearWeight), type(w)
+    values = w.values if w.form is None else opened(w, None, x.dtype)
+    return F.linear(x, values, None if w.bias is None else w.bias.to(x.dtype))
+
+
+def _linear_f32(x: Tensor, w: LinearWeight) -> Tensor:
+    return _linear(x, w).float()
+
+
+def _fused_experts(x: Tensor, experts: TritonExperts, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+    """Every expert computes every token: no host reads how many tokens each has, and a graph may capture it."""
+    per_choice = x.new_zeros(*topk_ids.shape, x.shape[1])
+    for e, (inner, outer) in enumerate(zip(experts.gate_up, experts.down, strict=True)):
+        result = _linear(experts.activate(_linear(x, inner)), outer)
+        per_choice = torch.where((topk_ids == e).unsqueeze(-1), result.unsqueeze(1), per_choice)
+    return (per_choice.float() * topk_weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
+
+
+# The definitions of ops that take weights as these ops pack them.
+_OF_PACKED: Final[dict[str, Callable[..., Any]]] = {
+    "linear": _linear,
+    "linear_f32": _linear_f32,
+    "fused_experts": _fused_experts,
+}
