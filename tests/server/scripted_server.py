@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.text.tiny_tokenizer import tiny_tokenizer
 class ScriptedServer:
     """A server whose model says `answer`, in the format that `declared` is a response template of."""
 
-    def __init__(self, template: str, engine: type[FakeEngine] = FakeEngine, *, declared: Any = None) -> None:
+    def __init__(self, template: str, engine: Callable[..., FakeEngine] = FakeEngine, *, declared: Any = None) -> None:
         self.answer = ""
         tokenizer = tiny_tokenizer(template=template)
         tokenizer.response_template = declared

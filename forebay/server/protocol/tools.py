@@ -12,7 +12,7 @@ from forebay.server.protocol.ignored import Harmless
 from forebay.server.protocol.strict import History, Label, Strict, Text
 from forebay.server.protocol.validation import branch, by_shape
 
-MAX_TOOLS: Final = 128
+MAX_TOOLS: Final = 1024  # clients offer all tools of several MCP servers
 INPUT: Final = "input"  # the parameter by which a model is told of a tool that takes one text
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 

@@ -19,6 +19,7 @@ from forebay.server.api.core.generation import CachedDetails, CacheUsage, Genera
 from forebay.server.api.core.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
 from forebay.server.api.core.logprobs import ScoredToken, text_logprobs
 from forebay.server.api.openai.responses_items import sealed
+from forebay.server.api.openai.responses_tools import OfferedTool, TextInputTool
 from forebay.server.protocol.tools import input_of
 from forebay.text.answers.parts import CallArguments, Part, Said, Thought
 from forebay.text.token_bytes import TokenBytes
@@ -39,7 +40,8 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
 
 class ResponseItem(TypedDict):
     """A message has a `role`, thinking a `summary` and perhaps `encrypted_content`, and both `content`; a call has
-    `call_id`, `name`, and `arguments` or for a tool that takes one text `input`."""
+    `call_id`, `name`, for a tool of a namespace `namespace`, and `arguments` or for a tool that takes one text
+    `input`."""
 
     id: str
     type: Literal["message", "reasoning", "function_call", "custom_tool_call", "compaction"]
@@ -49,6 +51,7 @@ class ResponseItem(TypedDict):
     summary: NotRequired[list[dict[str, Any]]]
     encrypted_content: NotRequired[str | None]
     call_id: NotRequired[str]
+    namespace: NotRequired[str]
     name: NotRequired[str]
     arguments: NotRequired[str]
     input: NotRequired[str]
@@ -91,6 +94,7 @@ class _Written:
     kind: str
     index: int
     name: str = ""
+    namespace: str | None = None
     texts: list[str] = field(default_factory=list)
     scores: list[ScoredToken] = field(default_factory=list)  # of the tokens of a message, if they are wanted
     item_id: str = ""
@@ -112,7 +116,8 @@ class _Written:
         whole = status != "in_progress"
         text = "".join(self.texts) if whole else ""
         if self.kind in _CALLS:
-            return {**begun, "call_id": self.call_id, "name": self.name, _TEXTS[self.kind][1]: text}
+            named = {"namespace": self.namespace, "name": self.name} if self.namespace else {"name": self.name}
+            return {**begun, "call_id": self.call_id, **named, _TEXTS[self.kind][1]: text}
         content = [self.part(whole=True)] if whole else []
         if self.kind == "message":
             return {**begun, "role": "assistant", "content": content}
@@ -122,15 +127,15 @@ class _Written:
 @dataclass(kw_only=True)
 class ResponsesDialect(ItemsDialect):
     """`fields` are the answer's own that do not change. With `seals` thinking comes sealed too. `table` is None if no
-    log-probabilities are wanted. `text_tools` are the names of the tools that take one text. `keep` is called with
-    the whole response before its end is sent. `first` are items before those that the model writes."""
+    log-probabilities are wanted. `tools` are those of the request, by the names by which the model calls them. `keep`
+    is called with the whole response before its end is sent. `first` are items before those that the model writes."""
 
     kinds = Kinds(said="message", thought="reasoning", called="function_call")
 
     fields: Mapping[str, Any]
     seals: bool = False
     table: TokenBytes | None = None
-    text_tools: frozenset[str] = frozenset()
+    tools: Mapping[str, OfferedTool] = field(default_factory=dict)
     first: Sequence[dict[str, Any]] = ()
     keep: Callable[[dict[str, Any]], None] | None = None
     _number: int = 0  # of the next event
@@ -168,10 +173,18 @@ class ResponsesDialect(ItemsDialect):
                 return _Written("message", index, texts=[text])
             case Thought(text):
                 return _Written("reasoning", index, texts=[text])
-            case Call(name, arguments) if name in self.text_tools:
-                return _Written("custom_tool_call", index, name, [input_of(arguments)])
             case Call(name, arguments):
-                return _Written("function_call", index, name, [arguments])
+                call = self._call_of(name, index)
+                call.texts = [arguments if call.kind == "function_call" else input_of(arguments)]
+                return call
+
+    def _call_of(self, name: str, index: int) -> _Written:
+        """Return a call of the tool that the model has named; of a function if no tool has that name."""
+        offered = self.tools.get(name)
+        if offered is None:
+            return _Written("function_call", index, name)
+        kind = "custom_tool_call" if isinstance(offered.tool, TextInputTool) else "function_call"
+        return _Written(kind, index, offered.tool.name, offered.namespace)
 
     def chunk(self, choice: Choice, piece: Piece) -> bytes:
         if self.table is not None:
@@ -202,8 +215,7 @@ class ResponsesDialect(ItemsDialect):
         return self._event("response.failed", {"response": failed})
 
     def _call(self, name: str) -> bytes:
-        kind = "custom_tool_call" if name in self.text_tools else "function_call"
-        return self._begin(_Written(kind, self._count, name))
+        return self._begin(self._call_of(name, self._count))
 
     def _part(self, part: Part) -> bytes:
         """The text of a tool that takes one comes at once, behind its JSON."""

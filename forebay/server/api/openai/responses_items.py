@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 from pydantic import Field, PrivateAttr, StringConstraints, Tag, model_validator
 
 from forebay.server.api.core.renaming import by_type, only
+from forebay.server.api.openai.responses_tools import name_in_chat
 from forebay.server.api.openai.seals import MAX_SEALED_CHARS
 from forebay.server.protocol.ignored import Harmless, one_of
 from forebay.server.protocol.images import Detail, Image, SourceText
@@ -32,7 +33,7 @@ SEALED: Final = "forebay:"  # begins what stands for thinking that a client hand
 _LABEL: Final = Harmless(lambda value: value is None or isinstance(value, str), {"type": ["string", "null"]})
 _STATUS: Final = one_of(None, "in_progress", "completed", "incomplete")
 _OWN: Final = {"id": _LABEL, "status": _STATUS}
-_CALLER: Final = {"caller": one_of(None, {"type": "direct"}), "namespace": one_of(None)}
+_CALLER: Final = {"caller": one_of(None, {"type": "direct"}), "async": one_of(None, False)}
 
 
 class InputText(History):
@@ -119,12 +120,13 @@ class FunctionCallItem(CalledFunction):
     ignored = {**_OWN, **_CALLER}
     type: Literal["function_call"]
     call_id: Label
+    namespace: Label | None = None
 
 
 class FunctionOutputItem(History):
     """The result of a function call."""
 
-    ignored = {**_OWN, **_CALLER, "name": _LABEL}
+    ignored = {**_OWN, **_CALLER, "name": _LABEL, "namespace": _LABEL}
     type: Literal["function_call_output"]
     call_id: Label
     output: _Texts
@@ -140,6 +142,7 @@ class TextCallItem(History):
     ignored = {**_OWN, **_CALLER}
     type: Literal["custom_tool_call"]
     call_id: Label
+    namespace: Label | None = None
     name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
     input: Text
 
@@ -274,11 +277,12 @@ def _add(messages: list[dict[str, Any]], item: Any) -> None:
                 own = _own(messages, "content", "tool_calls")
                 own["reasoning_content"] = own.get("reasoning_content", "") + item.text
         case FunctionCallItem():
-            function = {"name": item.name, "arguments": item.arguments}
+            function = {"name": name_in_chat(item.namespace, item.name), "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
             _own(messages).setdefault("tool_calls", []).append(call)
         case TextCallItem():
-            call = {"id": item.call_id, "type": "custom", "custom": {"name": item.name, "input": item.input}}
+            custom = {"name": name_in_chat(item.namespace, item.name), "input": item.input}
+            call = {"id": item.call_id, "type": "custom", "custom": custom}
             _own(messages).setdefault("tool_calls", []).append(call)
 
 

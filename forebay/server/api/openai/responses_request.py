@@ -11,7 +11,14 @@ from forebay.base.foreign import PASSED, passed_fields
 from forebay.requests.sampling_params import MAX_TOP_LOGPROBS
 from forebay.server.api.core.renaming import renamed
 from forebay.server.api.openai.responses_items import CompactionTrigger, Item, MessageItem, messages_of
-from forebay.server.api.openai.responses_tools import FunctionTool, TextInputTool, Tool, ToolChoice
+from forebay.server.api.openai.responses_tools import (
+    OfferedTool,
+    Tool,
+    ToolChoice,
+    hosted_tools,
+    offered_tools,
+    shown_tools,
+)
 from forebay.server.protocol.ignored import MAX_METADATA, MAX_METADATA_KEY, neutral, one_of
 from forebay.server.protocol.messages import MAX_MESSAGES, WithVariables, text_or_list, variables_as_chat
 from forebay.server.protocol.requests import I32, Bootstrap, ChatRequest, Choosing
@@ -125,22 +132,21 @@ class InputTokensRequest(WithVariables):
     @property
     def renamings(self) -> dict[str, str]:
         """Which of this body's fields a chat's stand for."""
-        places = (place for place, tool in enumerate(self.tools or ()) if not isinstance(tool, dict))
         own: dict[str, str] = {}
-        for i, place in enumerate(places):
-            own[rf"tools\.{i}\.custom\.format\.grammar"] = f"tools.{place}.format"
-            own[rf"tools\.{i}\.(function|custom)"] = f"tools.{place}"
+        for i, tool in enumerate(self.own_tools):
+            own[rf"tools\.{i}\.custom\.format\.grammar"] = f"{tool.place}.format"
+            own[rf"tools\.{i}\.(function|custom)"] = tool.place
         return own | _NAMES
 
     @property
-    def own_tools(self) -> list[FunctionTool | TextInputTool]:
+    def own_tools(self) -> list[OfferedTool]:
         """The tools that the client runs."""
-        return [tool for tool in self.tools or () if not isinstance(tool, dict)]
+        return list(offered_tools(self.tools or ()))
 
     @property
     def left_out(self) -> list[str]:
         """The hosted tools, each kind once: this server does not run them."""
-        kinds = (str(tool["type"])[:64] for tool in self.tools or () if isinstance(tool, dict))
+        kinds = (str(tool["type"])[:64] for tool in hosted_tools(self.tools or ()))
         return list(dict.fromkeys(kinds))
 
     def chat_of(self, items: Sequence[Item]) -> ChatRequest:
@@ -263,10 +269,7 @@ class ResponsesRequest(Choosing, Bootstrap, InputTokensRequest):
             "temperature": self.chosen.get("temperature"),
             "text": {"format": {"type": ((self.text and self.text.format) or {}).get("type", "text")}},
             "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.model_dump(),
-            "tools": [
-                {"type": tool.type, "name": tool.name, **({"parameters": None} if tool.type == "function" else {})}
-                for tool in self.own_tools
-            ],
+            "tools": shown_tools(self.tools or ()),
             "top_logprobs": self.top_logprobs or 0,
             "top_p": self.chosen.get("top_p"),
             "truncation": self.truncation or "disabled",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field, Tag, WithJsonSchema
 
@@ -17,6 +18,7 @@ class FunctionTool(ToolFunction):
 
     ignored = {
         "allowed_callers": one_of(None, ["direct"]),
+        "async": one_of(None, False),
         "output_schema": one_of(None),
     }
     type: Literal["function"]
@@ -36,7 +38,7 @@ class InlineGrammar(GrammarDefinition):
 class TextInputTool(Strict):
     """A tool that takes one text."""
 
-    ignored = {"allowed_callers": one_of(None, ["direct"])}
+    ignored = {"allowed_callers": one_of(None, ["direct"]), "async": one_of(None, False)}
     type: Literal["custom"]
     defer_loading: bool | None = None
     name: ToolName
@@ -58,11 +60,12 @@ class TextInputTool(Strict):
 
 
 _OWN_TOOLS: Final = ("function", "custom")
-_OTHER_TOOL: Final = {
-    "type": "object",
-    "properties": {"type": {"type": "string", "not": {"enum": list(_OWN_TOOLS)}}},
-    "required": ["type"],
-}
+
+
+def _other_than(*kinds: str) -> WithJsonSchema:
+    """Return the schema of an object of any other type."""
+    other = {"type": "string", "not": {"enum": list(kinds)}}
+    return WithJsonSchema({"type": "object", "properties": {"type": other}, "required": ["type"]})
 
 
 def _shape(value: Any, *kinds: str, other: str | None = None) -> str | None:
@@ -72,12 +75,91 @@ def _shape(value: Any, *kinds: str, other: str | None = None) -> str | None:
     return branch(name) if isinstance(kind, str) and name else None
 
 
+_ToolOfNamespace: TypeAlias = Annotated[
+    Annotated[FunctionTool, Tag(branch("function"))]
+    | Annotated[TextInputTool, Tag(branch("custom"))]
+    | Annotated[dict[str, Any], Field(fail_fast=True), _other_than(*_OWN_TOOLS), Tag(branch("other"))],
+    by_shape(lambda value: _shape(value, *_OWN_TOOLS, other="other"), "an object with a type"),
+]
+
+
+class NamespaceTool(Strict):
+    """Functions and custom tools of one origin, such as an MCP server."""
+
+    type: Literal["namespace"]
+    name: ToolName
+    description: Text | None = None
+    tools: Annotated[list[_ToolOfNamespace], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
 Tool: TypeAlias = Annotated[
     Annotated[FunctionTool, Tag(branch("function"))]
     | Annotated[TextInputTool, Tag(branch("custom"))]
-    | Annotated[dict[str, Any], Field(fail_fast=True), WithJsonSchema(_OTHER_TOOL), Tag(branch("other"))],
-    by_shape(lambda value: _shape(value, *_OWN_TOOLS, other="other"), "an object with a type"),
+    | Annotated[NamespaceTool, Tag(branch("namespace"))]
+    | Annotated[dict[str, Any], Field(fail_fast=True), _other_than(*_OWN_TOOLS, "namespace"), Tag(branch("other"))],
+    by_shape(lambda value: _shape(value, *_OWN_TOOLS, "namespace", other="other"), "an object with a type"),
 ]
+
+
+def name_in_chat(namespace: str | None, name: str) -> str:
+    """Return the name by which the model calls a tool: that of a namespace has both names, joined as those of MCP
+    servers are."""
+    return f"{namespace.rstrip('_')}__{name}" if namespace else name
+
+
+class OfferedTool(NamedTuple):
+    """A tool that the client runs, its place in the request, and its namespace. `about` is the description of the
+    namespace, which the first of its tools has."""
+
+    tool: FunctionTool | TextInputTool
+    place: str
+    namespace: str | None = None
+    about: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name by which the model calls the tool."""
+        return name_in_chat(self.namespace, self.tool.name)
+
+    def as_chat(self) -> dict[str, Any]:
+        """Return the tool as one of a chat."""
+        described = "\n\n".join(text for text in (self.about, self.tool.description) if text)
+        changed = {"name": self.name, "description": described or self.tool.description}
+        return self.tool.model_copy(update=changed).as_chat()
+
+
+def offered_tools(tools: Sequence[Tool]) -> Iterator[OfferedTool]:
+    """Yield the tools that the client runs, those of namespaces too. Hosted tools are left out."""
+    for place, tool in enumerate(tools):
+        if isinstance(tool, FunctionTool | TextInputTool):
+            yield OfferedTool(tool, f"tools.{place}")
+        elif isinstance(tool, NamespaceTool):
+            about = tool.description or ""
+            for inner_place, inner in enumerate(tool.tools):
+                if not isinstance(inner, dict):
+                    yield OfferedTool(inner, f"tools.{place}.tools.{inner_place}", tool.name, about)
+                    about = ""
+
+
+def hosted_tools(tools: Sequence[Tool]) -> Iterator[dict[str, Any]]:
+    """Yield the tools that a server would have to run, those of namespaces too."""
+    for tool in tools:
+        if isinstance(tool, dict):
+            yield tool
+        elif isinstance(tool, NamespaceTool):
+            yield from (inner for inner in tool.tools if isinstance(inner, dict))
+
+
+def shown_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Return the tools that the client runs as the answer repeats them: without their schemas."""
+    return [_shown(tool) for tool in tools if not isinstance(tool, dict)]
+
+
+def _shown(tool: FunctionTool | TextInputTool | NamespaceTool) -> dict[str, Any]:
+    named = {"type": tool.type, "name": tool.name}
+    if isinstance(tool, NamespaceTool):
+        return {**named, "description": "", "tools": shown_tools(tool.tools)}
+    return {**named, "parameters": None} if isinstance(tool, FunctionTool) else named
 
 
 class FunctionChoice(Strict):
@@ -85,10 +167,11 @@ class FunctionChoice(Strict):
 
     type: Literal["function"]
     name: ToolName
+    namespace: ToolName | None = None
 
     def as_chat(self) -> dict[str, Any]:
         """Return the choice as a chat's `tool_choice`."""
-        return {"type": "function", "function": {"name": self.name}}
+        return {"type": "function", "function": {"name": name_in_chat(self.namespace, self.name)}}
 
 
 class TextToolChoice(Strict):
@@ -96,16 +179,17 @@ class TextToolChoice(Strict):
 
     type: Literal["custom"]
     name: ToolName
+    namespace: ToolName | None = None
 
     def as_chat(self) -> dict[str, Any]:
         """Return the choice as a chat's `tool_choice`."""
-        return {"type": "custom", "custom": {"name": self.name}}
+        return {"type": "custom", "custom": {"name": name_in_chat(self.namespace, self.name)}}
 
 
 _AnyChoice: TypeAlias = Annotated[
     Annotated[FunctionChoice, Tag(branch("function"))]
     | Annotated[TextToolChoice, Tag(branch("custom"))]
-    | Annotated[dict[str, Any], Field(fail_fast=True), WithJsonSchema(_OTHER_TOOL), Tag(branch("other"))],
+    | Annotated[dict[str, Any], Field(fail_fast=True), _other_than(*_OWN_TOOLS), Tag(branch("other"))],
     by_shape(lambda value: _shape(value, *_OWN_TOOLS, other="other"), "an object with a type"),
 ]
 
