@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.mutants.mutant import REPOSITORY, Overlay, Stale, tried
+from tests.mutants.covered import Covered, covered, statement_lines
+from tests.mutants.mutant import REPOSITORY, Hangs, Overlay, Stale, tried
 from tests.mutants.sites import Site, sites
+
+_PATIENCE_S: Final = 90.0  # for starting Python, and for a machine that is busier than while the tests were recorded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,18 +141,31 @@ def draw(files: Sequence[str], count: int, seed: int) -> list[Drawn]:
     return drawn
 
 
-def outcome(overlay: Overlay, area: Area, change: Drawn) -> str:
-    """Try a change: `found`, `SURVIVED`, or `UNSURE` with the reason. The test that fails with the change must pass
-    without it: else it proves nothing."""
+def outcome(overlay: Overlay, area: Area, change: Drawn, covered: Covered) -> str:
+    """Try a change: `found`, `SURVIVED`, or `UNSURE` with the reason.
+
+    The test that fails with the change must pass without it: else it proves nothing. Tests that hang with the change
+    find it, since they ended when they were recorded.
+    """
+    source = (overlay.root / "forebay" / change.file).read_text()
+    groups = area.tests_of(change.file, overlay.root)
+    lines = statement_lines(source, change.site.line, change.site.line + change.before.count("\n"))
+    covering = covered.of(groups, change.file, lines) if lines else groups
     try:
         with overlay.changed(change.file, change.site.apply):
-            groups = area.tests_of(change.file, overlay.root)
-            failed = next(filter(None, map(overlay.first_failure, groups)), "")
+            failed = _first_failure(overlay, covering or groups, covered)
         if not failed:
-            return "SURVIVED"
+            return "SURVIVED" if covering else "SURVIVED, no test runs it"
         return f"UNSURE {failed} fails without the change, too" if overlay.first_failure([failed]) else "found"
+    except Hangs:
+        return "found"
     except Stale as stale:
         return f"UNSURE {stale}"
+
+
+def _first_failure(overlay: Overlay, groups: Sequence[Sequence[str]], covered: Covered) -> str:
+    limits_s = [_PATIENCE_S + 3 * covered.seconds_of(group) for group in groups]
+    return next(filter(None, map(overlay.first_failure, groups, limits_s)), "")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -159,9 +177,11 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     area = AREAS[options.area]
     drawn = draw(area.files(), options.count, options.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        lines = covered(Overlay(Path(folder) / "covered"), area.files(), _matching(REPOSITORY / "tests", area.tests))
     counts: Counter[str] = Counter()
-    for change, result in tried(drawn, lambda overlay, change: outcome(overlay, area, change), options.jobs):
-        counts[result.partition(" ")[0]] += 1
+    for change, result in tried(drawn, lambda overlay, change: outcome(overlay, area, change, lines), options.jobs):
+        counts[re.split("[ ,]", result)[0]] += 1
         print(f"{result:<8} {str(change).partition(chr(10))[0] if result == 'found' else change}", flush=True)
     unsure = f", {counts['UNSURE']} unsure" if counts["UNSURE"] else ""
     print(f"{options.area}, seed {options.seed}: {counts['found']} of {len(drawn)} found{unsure}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import pytest
 
 REPOSITORY: Final = Path(__file__).parents[2]
 _HANGS_S: Final = 600
+_NOT_LINKED: Final = {"build", "dist"}  # what they hold is of the repository's own code
 
 _Change = TypeVar("_Change")
 _Outcome = TypeVar("_Outcome")
@@ -28,6 +30,10 @@ _Outcome = TypeVar("_Outcome")
 
 class Stale(Exception):
     """The mutant no longer fits the code, or its tests are not there or do not end: it proves nothing."""
+
+
+class Hangs(Stale):
+    """The tests take far longer than they should."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +75,19 @@ def _is_contract(word: str) -> bool:
 
 
 class Overlay:
-    """A copy of the package, its scripts and its tests, in which one rule at a time is taken out."""
+    """A copy of the package, its scripts and its tests, in which one rule at a time is taken out.
+
+    The other folders and files that tests read, such as `docs`, are links to those of the repository.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         for folder in ("forebay", "scripts", "tests"):
             shutil.copytree(REPOSITORY / folder, root / folder)
         shutil.copy(REPOSITORY / "pyproject.toml", root)
+        for path in REPOSITORY.iterdir():
+            if path.name not in _NOT_LINKED and not path.name.startswith(".") and not (root / path.name).exists():
+                (root / path.name).symlink_to(path)
 
     def finds(self, mutant: Mutant) -> bool:
         """Whether the mutant's test fails. Raises Stale if it cannot tell."""
@@ -93,13 +105,13 @@ class Overlay:
         finally:
             path.write_text(right)
 
-    def first_failure(self, tests: Sequence[str]) -> str:
+    def first_failure(self, tests: Sequence[str], limit_s: float = _HANGS_S) -> str:
         """Return the first of the quick tests of `tests` that fails here, or the file that cannot be imported; "" if
-        all pass. Raises Stale if they hang, or if pytest cannot run them."""
+        all pass. Raises Hangs after `limit_s`, and Stale if pytest cannot run them."""
         try:
-            done = self._run(["-m", "not slow", *tests])
+            done = self._run(["-m", "not slow", *tests], limit_s)
         except subprocess.TimeoutExpired as hangs:
-            raise Stale(f"the tests take more than {_HANGS_S} s") from hangs
+            raise Hangs(f"the tests take more than {limit_s:.0f} s") from hangs
         if done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
             return ""
         if found := re.search(r"^(?:FAILED|ERROR) (\S+?)(?:\[| - |$)", done.stdout, re.MULTILINE):
@@ -123,18 +135,31 @@ class Overlay:
             return False
         raise Stale(f"{test} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-1000:]}")
 
-    def _run(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """Run pytest here up to the first failure. Raises TimeoutExpired after `_HANGS_S`."""
+    def _run(self, arguments: Sequence[str], limit_s: float = _HANGS_S) -> subprocess.CompletedProcess[str]:
+        """Run pytest here up to the first failure. Raises TimeoutExpired after `limit_s`."""
         options = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *arguments],
+        return self.python(["-m", "pytest", *options, *arguments], {"PYTHONPATH": str(self.root)}, limit_s)
+
+    def python(
+        self, arguments: Sequence[str], environment: Mapping[str, str], limit_s: float | None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run Python here. Raises TimeoutExpired after `limit_s`, once the processes that it started are killed."""
+        with subprocess.Popen(
+            [sys.executable, *arguments],
             cwd=self.root,
             # Bytecode is known by its source's second and size: two mutants within one second could be mixed up.
-            env={**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
+            env={**os.environ, **environment, "PYTHONDONTWRITEBYTECODE": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=_HANGS_S,
-        )
+            start_new_session=True,
+        ) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=limit_s)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+            return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def tried(

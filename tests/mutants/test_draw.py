@@ -1,5 +1,6 @@
 """Changes that the generator draws: which there are, what they leave alone, and that a seed repeats them."""
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.__main__ import chosen, main
+from tests.mutants.covered import Covered, covered, statement_lines
 from tests.mutants.draw import AREAS, draw, outcome
-from tests.mutants.mutant import REPOSITORY, Overlay, Stale, tried
+from tests.mutants.mutant import REPOSITORY, Hangs, Overlay, Stale, tried
 from tests.mutants.sites import sites
 
 
@@ -104,10 +106,11 @@ def test_tried_yields_outcomes_in_order_with_as_many_copies_as_jobs(jobs: int, m
 @pytest.mark.parametrize(
     ("first", "again", "result"),
     [
-        ("", "", "SURVIVED"),
+        ("", "", "SURVIVED, no test runs it"),
         ("tests/a.py::test_x", "", "found"),
         ("tests/a.py::test_x", "tests/a.py::test_x", "UNSURE tests/a.py::test_x fails without the change, too"),
-        (Stale("it hangs"), "", "UNSURE it hangs"),
+        (Stale("no pytest"), "", "UNSURE no pytest"),
+        (Hangs("it hangs"), "", "found"),
     ],
 )
 def test_change_is_found_by_a_test_that_passes_without_it(first: str | Stale, again: str, result: str) -> None:
@@ -122,7 +125,7 @@ def test_change_is_found_by_a_test_that_passes_without_it(first: str | Stale, ag
             yield
             changed.pop()
 
-        def first_failure(self, tests: list[str]) -> str:
+        def first_failure(self, tests: list[str], limit_s: float = 0.0) -> str:
             if not changed:
                 assert tests == [first]
                 return again
@@ -133,7 +136,8 @@ def test_change_is_found_by_a_test_that_passes_without_it(first: str | Stale, ag
             return first
 
     [change] = draw(["scheduler/halt.py"], 1, seed=1)
-    assert outcome(Copy(), AREAS["scheduler"], change) == result  # type: ignore[arg-type]
+    unknown = Covered(tests={}, seconds={})
+    assert outcome(Copy(), AREAS["scheduler"], change, unknown) == result  # type: ignore[arg-type]
 
 
 def test_first_failure_is_named_without_its_parameters(tmp_path: Path) -> None:
@@ -151,3 +155,69 @@ def test_first_failure_of_tests_that_are_not_there_is_none_of_the_change(tmp_pat
     overlay.root = tmp_path
     with pytest.raises(Stale, match="not found"):
         overlay.first_failure(["tests/test_y.py"])
+
+
+def test_change_hanging_tests_are_killed_with_their_processes(tmp_path: Path) -> None:
+    overlay = object.__new__(Overlay)
+    overlay.root = tmp_path
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(3600)'])"
+    with pytest.raises(subprocess.TimeoutExpired):  # the child holds the pipe: reading would not end before it does
+        overlay.python(["-c", code], {}, limit_s=0.3)
+
+
+@pytest.mark.parametrize(
+    ("line", "last", "lines"),
+    [
+        (1, 1, None),  # importing runs it
+        (3, 3, None),  # so it does the head of a function
+        (4, 4, range(4, 5)),
+        (5, 5, range(4, 6)),  # in the middle of a statement
+        (7, 7, range(6, 8)),  # a condition in the middle
+        (8, 8, range(8, 9)),  # inside its block
+        (9, 9, range(9, 10)),
+    ],
+)
+def test_statement_lines_are_those_that_run_with_a_line(line: int, last: int, lines: range | None) -> None:
+    source = "x = 1\nclass C:\n    def f(a=1):\n        b = (1,\n             2)\n"
+    source += "        if (b or\n                a):\n            return b\n        return 3\n"
+    assert statement_lines(source, line, last) == lines
+
+
+def test_covered_tests_of_a_line_keep_their_groups_and_short_ones_come_first() -> None:
+    seconds = {"tests/a.py::long": 3.0, "tests/a.py::short": 1.0, "tests/b.py::x": 2.0, "tests/c.py::y": 0.5}
+    tests = {"f.py": {1: ["tests/a.py::long"], 2: ["tests/a.py::short", "tests/b.py", "tests/b.py::x"], 3: []}}
+    found = Covered(tests=tests, seconds=seconds)
+    groups = [["tests/c.py"], ["tests/a.py", "tests/b.py"]]
+    assert found.of(groups, "f.py", [1, 2]) == [["tests/b.py", "tests/a.py::short", "tests/a.py::long"]]
+    assert found.of(groups, "f.py", [3, 4]) == found.of(groups, "g.py", [1]) == []
+    assert found.seconds_of(["tests/a.py", "tests/b.py::x"]) == 6.0
+
+
+@pytest.mark.slow
+def test_covered_records_tests_fixtures_and_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "forebay/__init__.py": "",
+        "forebay/f.py": "import sys\ndef f(x):\n    if x:\n        return 1\n    if sys.argv[1:] == ['child']:\n"
+        "        return 2\n    return 3\nif __name__ == '__main__':\n    f(0)\n",
+        "pyproject.toml": "[tool.pytest.ini_options]\nmarkers = ['slow']\n",
+        "tests/test_f.py": "import pytest, subprocess, sys\nfrom forebay.f import f\n"
+        "@pytest.fixture(scope='module')\ndef one(): return f(1)\n"
+        "def test_one(one): pass\ndef test_three(): f(0)\n"
+        "def test_child(): subprocess.run([sys.executable, '-m', 'forebay.f', 'child'], check=True)\n",
+        "tests/mutants/recorder.py": (REPOSITORY / "tests/mutants/recorder.py").read_text(),
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr("tests.mutants.covered.REPOSITORY", tmp_path)
+    monkeypatch.setattr("tests.mutants.covered._KEPT", tmp_path / "kept")
+    overlay = object.__new__(Overlay)
+    overlay.root = tmp_path
+    for _ in range(2):  # the second time it is read
+        found = covered(overlay, ["f.py"], ["test_f.py"])
+        assert [found.by("f.py", [line]) for line in (4, 6, 7)] == [
+            {"tests/test_f.py"},
+            {"tests/test_f.py"},
+            {"tests/test_f.py::test_three"},
+        ]
+        assert found.seconds.keys() == {f"tests/test_f.py::test_{name}" for name in ("one", "three", "child")}

@@ -7,14 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec import to_builtins
 from msgspec.structs import replace
 
+from forebay import __version__
 from forebay.config.engine_config import CacheTypes, SpeculativeAlgorithm
 from forebay.formats.identity import weights_digest
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import CacheSpec, FullAttention, RecurrentState
+from forebay.transfer.session.layout import columns_of
 from forebay.transfer.session.layout import layout_of as layout_of_engine
-from forebay.transfer.wire.frames import Layout, mismatch
+from forebay.transfer.wire.frames import PROTOCOL, Layout, mismatch
 from tests.transfer.pair import EIGHT_BITS, EVERYTHING, NUM_SLOTS, PLAIN, layout_of
 
 
@@ -108,7 +111,7 @@ def test_layout_of_draft_checkpoint_and_activations_are_compared(tmp_path: Path)
             model_path=str(tmp_path / "model"),
             speculation=speculation,
             quantization="none",
-            types=CacheTypes(),
+            types=CacheTypes(dtype="float32"),
             activation_bits=bits,
         )
         return layout_of_engine(cache(), config, vocab_size=9, kernels="torch")  # type: ignore[arg-type]
@@ -121,3 +124,18 @@ def test_layout_of_draft_checkpoint_and_activations_are_compared(tmp_path: Path)
     assert mismatch(layout(standalone, "draft"), layout(standalone, "draft")) == ""
     newer = replace(layout(off, None), weight_version=1)
     assert "weight_version" in mismatch(newer, layout(off, None))
+    expected = {
+        "protocol": PROTOCOL,
+        "version": __version__,
+        "page_size": 4,
+        "vocab_size": 9,
+        "weight_version": 0,
+        "weights": weights_digest(tmp_path / "model"),
+        "draft_weights": weights_digest(tmp_path / "draft"),
+        "quantization": "none",
+        "dtype": "float32",
+        "kernels": "torch",
+        "activation_bits": 8,
+        "columns": list(columns_of(cache())),
+    }
+    assert to_builtins(layout(standalone, "draft", 8)) == expected, "each property of its own source"
