@@ -89,7 +89,8 @@ class Servers(NamedTuple):
 def started(*words: str) -> Iterator[Servers]:
     with tempfile.TemporaryDirectory() as folder:
         with serving(Path(folder), *SMALL, *words) as tree:
-            below = children(tree.server.pid)
+            # Confined workers end by themselves, once their server has ended.
+            below = [pid for pid in children(tree.server.pid) if "forebay.text." not in command(pid)]
             yield Servers(tree.server, tree.url)
             tree.server.terminate()
             assert tree.server.wait(HANGS_S) == 0, tree.output

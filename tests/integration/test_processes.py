@@ -106,7 +106,7 @@ async def test_a_killed_process_ends_every_stream_and_the_whole_tree(tree: Tree,
 
 async def test_an_engine_that_hangs_is_given_up_after_the_stall_timeout(tmp_path: Path, model: Path) -> None:
     """F-3: never a silent wedge. It cannot enforce its requests' limits itself, so whoever watches it does."""
-    with serving(tmp_path / "tree", model, *SMALL, "--stall-timeout=5") as tree:
+    with serving(tmp_path / "tree", model, *SMALL, "--stall-timeout=3") as tree:
         engine = tree.engine_pid
         async with asyncly(tree) as client:
             tasks = await work(tree, client, "streaming")
@@ -120,7 +120,7 @@ async def test_an_engine_that_hangs_is_given_up_after_the_stall_timeout(tmp_path
 
 
 def test_ctrl_c_while_the_engine_starts_says_nothing(tmp_path: Path, model: Path) -> None:
-    tree = Tree(tmp_path / "tree", model, *SMALL)
+    tree = Tree(tmp_path / "tree", model, *SMALL, fresh=True)
     try:
         pids = [tree.server.pid, tree.engine_pid]
         os.killpg(tree.server.pid, signal.SIGINT)
@@ -133,7 +133,7 @@ def test_ctrl_c_while_the_engine_starts_says_nothing(tmp_path: Path, model: Path
 
 @pytest.mark.parametrize("who", ["engine", pytest.param("server", marks=pytest.mark.slow)])
 def test_a_process_killed_while_the_model_loads_takes_the_other_with_it(tmp_path: Path, model: Path, who: str) -> None:
-    tree = Tree(tmp_path / "tree", model, *SMALL)
+    tree = Tree(tmp_path / "tree", model, *SMALL, fresh=True)
     try:
         pids = [tree.server.pid, tree.engine_pid]
         os.kill(victim_of(tree, who), signal.SIGKILL)

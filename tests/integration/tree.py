@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ import httpx
 
 from tests import loopback
 from tests.deadlines import wait_until
+from tests.integration.forked import ROOT, Forked, stock
 
-ROOT = Path(__file__).parents[2]
 # Settings that change numbers, of which a CPU, a checkpoint or a size chooses the defaults.
 NUMBERS = ("dtype", "kv_cache_dtype", "mamba_ssm_dtype", "kernels", "quantization", "activation_bits")
 _READY = re.compile(r"ready at (http://127\.0\.0\.1:(\d+))")
@@ -56,11 +56,27 @@ def child(pid: int, word: str) -> int:
     return found()[0]
 
 
+def start(
+    words: Sequence[str], variables: Mapping[str, str], output: int, before: Sequence[str]
+) -> subprocess.Popen[bytes]:
+    """Start `forebay` with these words in a new interpreter, in a session of its own."""
+    return subprocess.Popen(
+        [*before, sys.executable, "-m", "forebay.cli.main", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        cwd=ROOT,
+        env={**variables, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    )
+
+
 class Tree:
     """The server process, in a process group of its own, and through it the engine. `words` follow `serve`: a model,
-    flags; those of `before` precede the command. Output goes to `folder`."""
+    flags; those of `before` precede the command. Output goes to `folder`. Its processes are forked; `fresh` ones, and
+    those behind `before`, are new interpreters."""
 
-    def __init__(self, folder: Path, *words: str | Path, before: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, *words: str | Path, before: Sequence[str] = (), fresh: bool = False) -> None:
         self.folder = folder
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True)
@@ -69,16 +85,14 @@ class Tree:
         # A suite started in the background ignores SIGINT, and what it starts would inherit that: a child of a process
         # that has a handler begins with the default instead.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        command = ["serve", "--port", "0", *map(str, words)]
+        variables = {**os.environ, "TMPDIR": str(self.temporary)}
+        self.server: subprocess.Popen[bytes] | Forked
         with self._log.open("wb") as log:
-            self.server = subprocess.Popen(
-                [*before, sys.executable, "-m", "forebay.cli.main", "serve", "--port", "0", *map(str, words)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-                env={**os.environ, "TMPDIR": str(self.temporary), "PYTHONUNBUFFERED": "1"},
-                start_new_session=True,
-            )
+            if fresh or before or not stock().can_fork(variables):
+                self.server = start(command, variables, log.fileno(), before)
+            else:
+                self.server = stock().serve(command, variables, log.fileno())
         self.url = ""
         self.port = 0
 
@@ -142,9 +156,9 @@ class Tree:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *words: str | Path, before: Sequence[str] = ()) -> Iterator[Tree]:
+def serving(folder: Path, *words: str | Path, before: Sequence[str] = (), fresh: bool = False) -> Iterator[Tree]:
     """A tree that is ready; killed at the end if it still runs."""
-    tree = Tree(folder, *words, before=before)
+    tree = Tree(folder, *words, before=before, fresh=fresh)
     try:
         yield tree.wait_ready()
     finally:

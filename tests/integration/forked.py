@@ -1,0 +1,242 @@
+"""Servers and engines that are forked from a process which has imported everything, in the place of new interpreters.
+
+A new interpreter needs three seconds of CPU to import a server and an engine. So each process of the suite keeps one
+`Stock`, which imports them once, and forks it for each server that a test starts. Such a server forks in turn for its
+engine, and a router for its servers. Only start and exit differ: each is a process of its own, with its arguments,
+variables, descriptors and signals. Tests of start and exit have new interpreters (`Tree(..., fresh=True)`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from forebay.base import child
+from forebay.base.signals import ENDING
+from forebay.cli.main import main
+
+ROOT: Final = Path(__file__).parents[2]
+IMPORTED: Final = (
+    *("forebay.cli.commands", "forebay.cli.serve", "forebay.cli.serving", "forebay.cli.local_fleet"),
+    *("forebay.cli.member", "forebay.cli.startup_table", "forebay.server.serve", "forebay.engine.loop.process"),
+    *("forebay.engine.loop.build", "forebay.server.images.tiling", "forebay.text.tokenizer"),
+)
+FORKED: Final = ("forebay.engine.loop.process", "forebay.cli.member")  # by forked processes; others are interpreters
+_ROOM: Final = "-" * 4096  # an argument in whose place the arguments of a forked process are shown
+_START: Final = child.start
+_NUMBER: Final = struct.Struct("=q")
+_STANDARD: Final = 3  # descriptors
+
+
+class Forked:
+    """A process that the stock has forked, with the methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, news: socket.socket) -> None:
+        self._news = news  # its number, then its exit code
+        self.returncode: int | None = None
+        self.pid = self._read()
+
+    def _read(self) -> int:
+        number: int = _NUMBER.unpack(self._news.recv(_NUMBER.size))[0]
+        return number
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._news, selectors.EVENT_READ)
+                if not selector.select(timeout):
+                    raise subprocess.TimeoutExpired("forebay serve", timeout or 0.0)
+            self.returncode = self._read()
+            self._news.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        try:
+            return self.wait(0.0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Stock:
+    """The process that has imported everything. It ends with this process."""
+
+    def __init__(self) -> None:
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._variables = _fixed(os.environ)
+        with theirs:
+            command = [sys.executable, "-m", "tests.integration.forked", str(theirs.fileno()), _ROOM]
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def can_fork(self, variables: Mapping[str, str]) -> bool:
+        """Return whether what the stock has imported does not depend on how `variables` differ from its own."""
+        return _fixed(variables) == self._variables
+
+    def serve(self, words: Sequence[str], variables: Mapping[str, str], output: int) -> Forked:
+        """Fork a process that runs `forebay` with these words, in a session of its own, and writes to `output`."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            message = json.dumps({"words": list(words), "variables": dict(variables)}).encode()
+            socket.send_fds(self._sock, [message], [output, theirs.fileno()])
+        return Forked(ours)
+
+
+@cache
+def stock() -> Stock:
+    return Stock()
+
+
+def _fixed(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that modules read when they are imported."""
+    return {key: value for key, value in variables.items() if key.startswith(("FOREBAY_", "PYTHON", "OMP_", "ATEN_"))}
+
+
+def _run_stock(sock: socket.socket) -> NoReturn:
+    """Import everything, then fork for each message."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    while True:
+        message, (output, news), *_ = socket.recv_fds(sock, 1 << 20, 2) if _readable(sock) else (b"", (0, 0))
+        if not message:
+            os._exit(0)
+        if os.fork() == 0:
+            _attend(**json.loads(message), output=output, news=news)
+        os.close(output)
+        os.close(news)
+
+
+def _readable(sock: socket.socket) -> bool:
+    """Wait for a message. Returns False if there will be none. Reaps attendants meanwhile, one behind."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                break
+        except ChildProcessError:
+            break
+    return bool(sock.recv(1, socket.MSG_PEEK))
+
+
+def _attend(words: Sequence[str], variables: Mapping[str, str], output: int, news: int) -> NoReturn:
+    """Fork the process; send its number and, when it has ended, its exit code."""
+    if pid := os.fork():
+        os.write(news, _NUMBER.pack(pid))
+        _, status = os.waitpid(pid, 0)
+        os.write(news, _NUMBER.pack(os.waitstatus_to_exitcode(status)))
+        os._exit(0)
+    os.setsid()
+    os.dup2(output, sys.stdout.fileno())
+    os.dup2(output, sys.stderr.fileno())
+    _become(["-m", "forebay.cli.main", *words], variables, keep=())
+    child.start = _start
+    _run(lambda: main(words))
+
+
+def _become(arguments: Sequence[str], variables: Mapping[str, str], keep: Sequence[int]) -> None:
+    """Make this process what an interpreter with these arguments would be after its start."""
+    last = _STANDARD - 1
+    for fd in sorted({*keep, os.sysconf("SC_OPEN_MAX")}):
+        os.closerange(last + 1, fd)
+        last = fd
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.argv = ["-c", *arguments[arguments.index("-m") + 2 :]]
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _show(arguments)
+
+
+def _show(arguments: Sequence[str]) -> None:
+    """Write the arguments where the kernel reads /proc/PID/cmdline."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = map(int, fields[45:47])
+    text = b"".join(os.fsencode(word) + b"\0" for word in (sys.executable, *arguments))
+    ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)
+
+
+class _Child(subprocess.Popen[bytes]):
+    """A forked child of this process."""
+
+    def __init__(self, pid: int) -> None:
+        self._forked = pid
+        super().__init__(["forebay"])
+
+    def _execute_child(self, *_: object, **__: object) -> None:
+        self.pid, self._child_created = self._forked, True
+
+
+def _start(
+    arguments: Sequence[str],
+    *,
+    descriptors: Sequence[int],
+    stdout: int | None = subprocess.DEVNULL,
+    stderr: int | None = None,
+    variables: Mapping[str, str] | None = None,
+    own_session: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Fork, where `forebay.base.child.start` starts an interpreter for one of the modules `FORKED`."""
+    module = arguments[arguments.index("-m") + 1]
+    if module not in FORKED:
+        streams = {"stdout": stdout, "stderr": stderr}
+        return _START(arguments, descriptors=descriptors, **streams, variables=variables, own_session=own_session)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, () if own_session else ENDING)
+    pid = os.fork()
+    if pid == 0:
+        if own_session:
+            os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd, given in enumerate((subprocess.DEVNULL, stdout, stderr)):
+            if given is not None:
+                os.dup2(null if given == subprocess.DEVNULL else given, fd)
+        _become(arguments, child.environment() if variables is None else variables, descriptors)
+        _run(importlib.import_module(module).main)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return _Child(pid)
+
+
+def _run(function: Callable[[], int]) -> NoReturn:
+    """Run the function and end the process, whose frames below this one are those of its parent."""
+    code: Any = 1
+    try:
+        code = function()
+    except SystemExit as done:
+        code = done.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else code is not None)
+
+
+if __name__ == "__main__":
+    _run_stock(socket.socket(fileno=int(sys.argv[1])))
