@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from forebay.base.errors import ConfigError, ForebayError, ModelError
+from forebay.base.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED
 from forebay.base.package import __version__
 from forebay.base.streams import give_up_stdout, open_standard_streams
 
@@ -58,11 +59,6 @@ examples:
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
-EXIT_OK: Final = 0
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_INTERRUPTED: Final = 130
-
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code."""
@@ -79,7 +75,7 @@ def guarded(work: Callable[[], int]) -> int:
         return code
     except ForebayError as error:
         print(f"forebay: error: {error.message}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, ConfigError | ModelError) else EXIT_FAILED
+        return EXIT_REFUSED if isinstance(error, ConfigError | ModelError) else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -98,7 +94,7 @@ def guarded(work: Callable[[], int]) -> int:
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_usage())
-        return EXIT_OK if words else EXIT_USAGE
+        return EXIT_OK if words else EXIT_REFUSED
     if words[0] in ("-V", "-v", "--version", "version"):
         print(f"forebay {__version__}")
         return EXIT_OK

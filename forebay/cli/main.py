@@ -8,8 +8,6 @@ TYPE_CHECKING = False  # that of `typing`, whose import takes longer than all el
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_EXIT_INTERRUPTED = 130
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; the console script exits with what this returns."""
@@ -18,7 +16,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return run(arguments)
     except KeyboardInterrupt:
-        return _EXIT_INTERRUPTED
+        from forebay.base.exit_codes import EXIT_INTERRUPTED
+
+        return EXIT_INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from forebay.base.errors import EngineError
+from forebay.base.exit_codes import EXIT_REFUSED
 from forebay.base.exposure import is_unspecified
 from forebay.base.log import event, get_logger
 from forebay.base.topology import this_topology
@@ -30,7 +31,7 @@ from forebay.config.flag import Settled
 from forebay.config.keys import all_keys, cluster_key
 from forebay.route.announce import Announcer
 from forebay.route.announcement import Role, State
-from forebay.route.restarts import END_GRACE_S, EXIT_REFUSED, LONG_LIFE_S, LONGEST_WAIT_S
+from forebay.route.restarts import END_GRACE_S, LONG_LIFE_S, LONGEST_WAIT_S
 
 POLL_S: Final = 0.1  # while a server starts
 LOOK_S: Final = 3.0  # while it serves: its weight version is asked for

@@ -15,11 +15,12 @@ from typing import Final, Self
 
 from forebay.base import child
 from forebay.base.errors import ConfigError
+from forebay.base.exit_codes import EXIT_REFUSED
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.requests.updates import Failure
 from forebay.route.announcement import Role
-from forebay.route.restarts import END_GRACE_S, EXIT_REFUSED, LONG_LIFE_S, LONGEST_WAIT_S
+from forebay.route.restarts import END_GRACE_S, LONG_LIFE_S, LONGEST_WAIT_S
 from forebay.route.router import Router
 
 ENTRY: Final = ("-P", "-m", "forebay.cli.member")

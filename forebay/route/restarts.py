@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-EXIT_REFUSED: Final = 2  # the configuration or the checkpoint cannot be served: no restart
 END_GRACE_S: Final = 5.0  # between SIGTERM and SIGKILL
 LONG_LIFE_S: Final = 10.0  # a process that has run for so long is started again at once
 LONGEST_WAIT_S: Final = 10.0  # before a restart of one that has not

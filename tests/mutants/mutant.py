@@ -114,6 +114,8 @@ class Overlay:
             raise Hangs(f"the tests take more than {limit_s:.0f} s") from hangs
         if done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
             return ""
+        if "ImportError while loading conftest" in done.stderr:
+            return tests[0]
         if found := re.search(r"^(?:FAILED|ERROR) (\S+?)(?:\[| - |$)", done.stdout, re.MULTILINE):
             return found[1]
         raise Stale(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-1000:]}")

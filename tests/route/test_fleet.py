@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import pytest
 
 from forebay.base import child
+from forebay.base.exit_codes import EXIT_REFUSED
 from forebay.config.engine_config import Chaos, DisaggregationMode
 from forebay.route import fleet
 from forebay.route.announcement import Role
 from forebay.route.fleet import Fleet, Server
-from forebay.route.restarts import EXIT_REFUSED
 
 
 class Ends:
@@ -31,6 +31,7 @@ class Ends:
         self.waits: list[float] = []
         self.lost: list[str] = []
         self.dead: list[object] = []
+        self.ended = False
         self.server = Server(DisaggregationMode.DECODE, (), socket.create_server(("127.0.0.1", 0)))
         self.fleet = Fleet([self.server])
         self.member = SimpleNamespace(url=self.server.origin, info={})
@@ -42,23 +43,31 @@ class Ends:
         self.waits.append(seconds)
 
     def start(self, server: Server) -> None:
-        assert not self.fleet._ending, "who was ended is started again"
+        assert not self.ended, "a process that was ended is started again"
         server.num_starts += 1
         server.started_at = 100.0 - self.life_s
         server.process = self
 
     def wait(self, timeout: float = 0.0) -> int:
         self.times -= 1
-        self.fleet._ending = self.times < 0
+        if self.times < 0:
+            self.end()
         return self.code
+
+    def end(self) -> None:
+        """End the fleet, while it waits for its process."""
+        if not self.ended:
+            self.ended = True
+            self.fleet.__exit__(None, None, None)
 
     def terminate(self) -> None: ...
 
     def run(self) -> None:
         members = SimpleNamespace(all=[self.member], lost=lambda member, why: self.lost.append(why))
         router = SimpleNamespace(members=members, die=self.dead.append)
-        with self.fleet:
-            asyncio.run(self.fleet._keep(self.server, router))  # type: ignore[arg-type]
+        self.fleet.__enter__()
+        asyncio.run(self.fleet._keep(self.server, router))  # type: ignore[arg-type]
+        self.end()
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:

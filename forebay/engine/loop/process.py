@@ -23,6 +23,7 @@ from typing import Final, NoReturn
 from forebay.base import fault
 from forebay.base.clock import RunClock
 from forebay.base.errors import ConfigError, EngineError, ForebayError, ModelError
+from forebay.base.exit_codes import EXIT_FAILED, EXIT_REFUSED
 from forebay.base.log import event, get_logger, setup_logging
 from forebay.base.signals import ENDING
 from forebay.config.engine_config import EngineConfig
@@ -36,8 +37,6 @@ Build = Callable[[EngineConfig, RunClock], tuple[EngineCore, Ready]]
 
 PEER_GONE_GRACE_S: Final = 0.5  # for the loop to end by itself, which takes it no longer than a step
 LAST_WORDS_S: Final = 1.0
-EXIT_FAILURE: Final = 1
-EXIT_REFUSED: Final = 2  # the configuration or the checkpoint cannot be served
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -52,7 +51,7 @@ def our_end(words: Sequence[str]) -> socket.socket:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent_pid:
-            os._exit(EXIT_FAILURE)
+            os._exit(EXIT_FAILED)
     return socket.socket(fileno=fd)
 
 
@@ -74,7 +73,7 @@ def serve(sock: socket.socket, build: Build, *, ahead: Callable[[], None] = lamb
         refused = isinstance(error, ConfigError | ModelError)
         if not refused:
             log.critical(event("engine_died"), exc_info=error)
-        code = EXIT_REFUSED if refused else EXIT_FAILURE
+        code = EXIT_REFUSED if refused else EXIT_FAILED
         if not isinstance(error, ForebayError):
             error = EngineError(f"{type(error).__name__}: {error}", code="engine_dead")
         try:
@@ -116,7 +115,7 @@ def _exit_with_peer(sock: socket.socket) -> None:
         poll.register(fd, 0)  # a hang-up is reported unasked
         poll.poll()
         time.sleep(PEER_GONE_GRACE_S)
-        os._exit(EXIT_FAILURE)
+        os._exit(EXIT_FAILED)
 
     # A copy of our own: the number stays ours when the channel closes its socket and something else takes that one.
     fd = os.dup(sock.fileno())
