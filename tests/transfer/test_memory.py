@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +16,7 @@ from forebay.pools.cache_pool import CachePool
 from forebay.requests.pieces import pieces
 from forebay.requests.transfers import Span
 from forebay.transfer.wire import memory
-from forebay.transfer.wire.memory import HostMemory, checksum, chunk_bytes, runs, shapes_of
+from forebay.transfer.wire.memory import DeviceMemory, HostMemory, checksum, chunk_bytes, runs, shapes_of
 from tests.transfer.pair import EIGHT_BITS, EVERYTHING, NUM_SLOTS
 
 
@@ -28,23 +31,48 @@ def test_runs_are_the_places_with_neighbours_merged(places: list[tuple[int, int]
     assert not any(all(some[end] == some[end - 1] + 1 for some in both) for end in ends[:-1])
 
 
-@pytest.mark.parametrize("run_bytes", [0, 64, 1 << 30], ids=["runs", "either", "buffer"])
+class Stream:
+    """A stream of a GPU that has done all it was given."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def record_event(self) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: None)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> type[DeviceMemory]:
+    """A GPU's memory, whose tensors are on the CPU."""
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    return DeviceMemory
+
+
+@pytest.mark.parametrize("run_bytes", [0, 64, 1 << 30, "device"], ids=["runs", "either", "buffer", "device"])
 @pytest.mark.parametrize("types", [CacheTypes(), EIGHT_BITS], ids=["float32", "int8"])
-def test_every_way_to_copy_does_the_same(run_bytes: int, types: CacheTypes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "RUN_BYTES", run_bytes)
+def test_every_way_to_copy_does_the_same(
+    run_bytes: int | str, types: CacheTypes, monkeypatch: pytest.MonkeyPatch, device: type[DeviceMemory]
+) -> None:
+    monkeypatch.setattr(memory, "RUN_BYTES", 1 << 30 if run_bytes == "device" else run_bytes)
     caches = [CachePool(EVERYTHING, types, page_size=4, num_slots=NUM_SLOTS, device="cpu") for _ in range(3)]
     for table in caches[0].tables.values():
         for tensor in table.tensors:
             tensor.view(torch.uint8).random_(generator=torch.Generator().manual_seed(1))
     shapes = shapes_of(caches[0])
-    source, target, buffered = (HostMemory.of(cache, shapes) for cache in caches)
-    staging = source.staging(chunk_bytes(shapes))
+    target = HostMemory.of(caches[1], shapes)
+    make = device if run_bytes == "device" else HostMemory.of
+    source, buffered = (make(cache, shapes) for cache in (caches[0], caches[2]))
+    staging = target.staging(chunk_bytes(shapes))
     for kind, shape in shapes.items():
         here = Span(start=0, ids=np.array([5, 6, 3] if shape.by_token else [4]))
         there = Span(start=0, ids=np.array([1, 2, 5] if shape.by_token else [2]))
         for piece in pieces(kind, shape, here, *shape.extent(here, 11)):
             places = shape.places(there, piece.first, piece.end)
             data = source.gather(piece, staging)
+            assert len(data) == source.num_bytes(piece)
+            if run_bytes == "device":
+                assert source.parts(piece) == [], "the CPU cannot read it"
             buffered.scatter(piece._replace(places=places), data)
             expected = checksum(data.data)
             assert source.copy(piece, target, places, staging) == expected
