@@ -384,7 +384,7 @@ def test_an_open_host_without_a_key_is_refused_and_with_one_is_not(host: str) ->
     assert resolve({"host": host, "api_key": KEY}).server.api_keys == (KEY,)
 
 
-def test_keys_come_from_a_file_and_are_shown_nowhere(tmp_path: Path) -> None:
+def test_keys_come_from_a_file_and_are_shown_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# ours\n{KEY}\n\n{KEY}-2\n")
     file.chmod(0o600)
@@ -394,6 +394,13 @@ def test_keys_come_from_a_file_and_are_shown_nowhere(tmp_path: Path) -> None:
     assert not any(KEY in item.value or KEY in item.reason for item in config.settings)
     assert KEY not in repr(config.engine)
     assert any(flag.kind is SECRET for flag in FLAGS)
+    for mode in (0o640, 0o604, 0o602, 0o601):
+        caplog.clear()
+        file.chmod(mode)
+        resolve({"api_key_file": file})
+        found = [line for line in caplog.messages if line.startswith(f"key_file_open path={file}")]
+        assert bool(found) is (mode != 0o640), f"{mode:o}: others can read it"
+        assert KEY not in caplog.text
 
 
 def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:

@@ -147,7 +147,10 @@ def test_loads_and_unloads_go_on_between_the_steps_of_others(llm, right, adapter
     assert tokens_of(llm, "two") == right["one"]
 
 
-def test_replacing_the_one_adapter_waits_for_its_requests_and_refuses_others_meanwhile(checkpoint, right, adapters):
+def test_replacing_the_one_adapter_waits_for_its_requests_and_refuses_others_meanwhile(
+    checkpoint, right, adapters, caplog
+):
+    caplog.set_level("INFO", "forebay")
     flags = {**FLAGS, "enable_lora": True, "lora_modules": [f"one={adapters['one']}"], "max_loras": 1}
     with LLM(str(checkpoint.path), **flags) as llm:
         core, loader, answers, tokens = llm._core, llm._core.adapters, {}, []
@@ -155,6 +158,7 @@ def test_replacing_the_one_adapter_waits_for_its_requests_and_refuses_others_mea
         wait_until(lambda: loader.advance() or not loader.busy)
         ((_, failure),) = loader.take_answers()
         assert failure.code == "invalid_adapter"
+        assert any(line.startswith("adapter_refused reason=") for line in caplog.messages)
         assert tokens_of(llm, "one") == right["one"], "files that are no adapter replace nothing"
         asked = AddRequest(request_id=1, prompt_token_ids=PROMPTS[0], params=GREEDY.with_seed(), adapter="one")
         assert core.add(asked) == []

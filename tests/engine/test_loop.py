@@ -14,7 +14,7 @@ import pytest
 from forebay.base import fault
 from forebay.config.engine_config import EngineConfig, Ledger
 from forebay.engine import channel as channel_module
-from forebay.engine.channel import Channel, ChannelError, FrameDecoder, FrameEncoder
+from forebay.engine.channel import Channel, ChannelError, FrameDecoder, FrameEncoder, FrameTooLarge
 from forebay.engine.frames import (
     AbortRequest,
     AddEndTokens,
@@ -196,6 +196,25 @@ def test_a_frame_over_the_cap_is_split(peer: Peer, monkeypatch: pytest.MonkeyPat
     assert len(frames) > len(peer.runner.plans)
     for i in range(1, 9):
         assert tokens_of(frames, i) == reference([i, i + 1], 5)
+
+
+def test_loop_update_over_the_cap_by_itself_fails_its_request_alone(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent = peer.loop._channel.send
+
+    def send(frame: FromEngine) -> None:
+        if any(update.request_id == 1 and not update.failure for update in news([frame])):
+            raise FrameTooLarge("the frame would be 9 bytes")
+        sent(frame)
+
+    monkeypatch.setattr(peer.loop._channel, "send", send)
+    peer.say(add(1, [1, 2]), add(2, [2, 3]))
+    frames = peer.work()
+    (failure,) = [update.failure for update in news(frames) if update.failure]
+    assert failure.message == "the frame would be 9 bytes: ask for fewer log-probabilities"
+    assert tokens_of(frames, 2) == reference([2, 3], 5)
+    assert 'update_too_large id=1 reason="the frame would be 9 bytes"' in caplog.messages
 
 
 def test_shutdown_ends_the_loop_and_so_does_a_closed_channel(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:

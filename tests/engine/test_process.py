@@ -336,7 +336,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(("point", "code"), FAULTS.items())
 def test_a_fault_at_any_point_ends_every_request_typed_and_wedges_nothing(
-    point: str, code: str | None, monkeypatch: pytest.MonkeyPatch
+    point: str, code: str | None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FOREBAY_TEST_FAULTS", "1")
     monkeypatch.setenv("FOREBAY_FAULTS", point)
@@ -368,6 +368,8 @@ def test_a_fault_at_any_point_ends_every_request_typed_and_wedges_nothing(
         await engine.close(0.0)
 
     asyncio.run(scene())
+    dies_aloud = code == "engine_dead" and "kill" not in point
+    assert ("engine_died" in capfd.readouterr().err) is (dies_aloud or code is None)
 
 
 def test_aborted_requests_give_their_pages_back_before_they_would_have_ended() -> None:

@@ -374,7 +374,7 @@ def test_update_of_mapped_weights_leaves_the_file_as_it_is(
 
 @pytest.mark.long
 def test_update_of_mapped_weights_that_fails_restores_the_old_ones(
-    mapped: EngineCore, models: Callable[[str], Path], tmp_path: Path
+    mapped: EngineCore, models: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = tokens_of(mapped, PROMPTS)
     other = other_weights(models("llama"), tmp_path / "other")
@@ -384,6 +384,8 @@ def test_update_of_mapped_weights_that_fails_restores_the_old_ones(
             mapped.sleeper.update(str(other), {})
     finally:
         fault.disarm()
+    (failed,) = [line for line in caplog.messages if line.startswith("update_failed ")]
+    assert "load_again" in failed
     mapped.sleeper.update(str(models("llama")), {})
     assert tokens_of(mapped, PROMPTS) == before
 

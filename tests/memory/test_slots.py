@@ -78,12 +78,13 @@ def test_a_double_free_is_caught():
         slots.return_ids(taken, ALICE)
 
 
-def test_in_production_violations_are_counted_and_the_pool_stays_whole():
+def test_in_production_violations_are_counted_and_logged_and_the_pool_stays_whole(caplog):
     slots = Slots("pages", 4, ledger=Ledger.COUNT)
     mine, theirs = slots.take_ids(2, ALICE), slots.take_ids(1, BOB)
     slots.return_ids(np.concatenate([mine, mine, theirs, ids(PAD, 9)]), ALICE)
     slots.return_ids(mine, ALICE)
     assert slots.num_violations == 5  # the ones outside, the foreign one, the repeats, and each of the second free
+    assert [line.split(" what=")[0] for line in caplog.messages] == ["ledger_violation pool=pages"] * 5
     slots.audit([Holder(BOB, theirs)])
     assert slots.num_free == 3
 

@@ -529,7 +529,7 @@ SIMULATED = (
         "transfer/worker.py",
         "        if not isinstance(report, data_thread.Lost):",
         "        if False:",
-        "transfer/test_simulation.py::test_c33_exception_at_a_report_ends_the_session_of_its_ticket",
+        "transfer/test_simulation.py::test_c33_exception_at_a_report_ends_the_session_of_its_ticket_and_is_logged",
     ),
     Mutant(
         "C22 an order behind the end is carried out",

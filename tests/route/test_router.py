@@ -221,13 +221,15 @@ def test_prefill_that_refuses_is_heard_at_once_and_decode_waits_for_nothing(rout
     at_rest(routed)
 
 
-def test_before_the_first_token_another_server_takes_over(route: Route) -> None:
+def test_before_the_first_token_another_server_takes_over(route: Route, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "forebay")
     routed = route(prefill=2, decode=2)
     routed.prefill[0].close()
     routed.decode[0].call(lambda: routed.decode[0].engine.die())
     assert ask(routed).is_success
     at_rest(routed)
     assert [member.up for member in routed.router.members.all] == [False, True, False, True]
+    assert any(line.startswith("request_begun_again code=") for line in caplog.messages)
 
 
 def test_router_failure_after_the_first_token_ends_the_stream_without_a_retry(route: Route) -> None:

@@ -87,6 +87,7 @@ def test_standby_that_is_found_or_lost_is_one_log_line_with_its_entries(caplog: 
         run.play(script())
     found, lost, again = [record.getMessage() for record in caplog.records]
     assert found == "standby_found at=http://standby:1 entries=2"
+    assert lost.startswith("standby_lost at=http://standby:1 why=")
     assert "nobody listens" in lost
     assert again == "standby_found at=http://standby:1 entries=3"
 

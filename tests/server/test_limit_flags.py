@@ -143,7 +143,9 @@ def test_every_deadline_is_as_long_as_its_flag_says() -> None:
 
 
 @pytest.mark.parametrize("chunks", [3, 300])
-def test_a_slow_reader_is_cut_after_as_many_chunks_as_the_flag_says(chunks: int) -> None:
+def test_a_slow_reader_is_cut_after_as_many_chunks_as_the_flag_says(
+    chunks: int, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scene() -> int:
         (made,), (sink,) = _connections(1, max_stream_chunks=chunks)
         made.pause_writing()
@@ -155,6 +157,7 @@ def test_a_slow_reader_is_cut_after_as_many_chunks_as_the_flag_says(chunks: int)
         return taken
 
     assert asyncio.run(scene()) == chunks
+    assert [line.partition("=")[0] for line in caplog.messages] == ["slow_reader_cut buffered_bytes"]
 
 
 @pytest.mark.parametrize("limit", [3, 1100])

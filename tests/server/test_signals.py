@@ -11,15 +11,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from forebay.http.listen import SAME_SIGNAL_S
+from forebay.http.listen import OTHER_FILES, SAME_SIGNAL_S, fit_file_limit
 from tests import loopback
 from tests.deadlines import HANGS_S, wait_until
+from tests.server.conftest import CONFIG
 
 PROGRAM = """
 import signal
@@ -49,7 +52,7 @@ Process = tuple[subprocess.Popen[str], str]
 def serving(program: str = PROGRAM, *, on_hang_up: Any = lambda *_: None) -> Iterator[Process]:
     """A server and its address. A suite under nohup ignores hang-ups, and so would its child."""
     before = signal.signal(signal.SIGHUP, on_hang_up)
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     signal.signal(signal.SIGHUP, before)
     assert child.stdout is not None
     try:
@@ -120,6 +123,8 @@ def test_other_ending_signals_stop_the_server_at_once_with_typed_errors(process:
         child.send_signal(number)
         assert b"shutting_down" in answer(sock)
     assert child.wait(HANGS_S) == 0
+    assert child.stderr is not None
+    assert f"forced_exit signal={signal.Signals(number).name}" in child.stderr.read()
 
 
 @pytest.mark.long
@@ -136,6 +141,35 @@ def test_there_are_no_more_connections_than_files_may_be_open() -> None:
         info = loopback.get(f"{url}/server_info").json()
         assert info["server"]["max_connections"] == 64
         assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE)[0] == 128
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised", "most"),
+    [
+        (64, 4096, 1000 * 2 + OTHER_FILES, 1000),
+        (4096, 4096, None, 1000),  # it suffices
+        (64, -1, 1000 * 2 + OTHER_FILES, 1000),
+        (-1, -1, None, 1000),
+        (64, 1000, 1000, 1000 - OTHER_FILES),
+        (64, 128, 128, 64),
+    ],
+)
+def test_file_limit_is_raised_and_fewer_connections_are_logged(
+    soft: int, hard: int, raised: int | None, most: int, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """-1 is no limit."""
+    limits: list[tuple[int, int]] = []
+    fake = SimpleNamespace(
+        RLIMIT_NOFILE=7,
+        RLIM_INFINITY=-1,
+        getrlimit=lambda kind: (soft, hard),
+        setrlimit=lambda kind, both: limits.append(both),
+    )
+    monkeypatch.setattr("forebay.http.listen.resource", fake)
+    assert fit_file_limit(replace(CONFIG, max_connections=1000)).max_connections == most
+    assert limits == ([(raised, hard)] if raised else [])
+    fewer = [line for line in caplog.messages if line.startswith(f"fewer_connections max_connections={most} ")]
+    assert len(fewer) == (most < 1000)
 
 
 @pytest.mark.long

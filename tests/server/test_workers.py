@@ -14,10 +14,10 @@ from functools import partial
 
 import pytest
 
-from forebay.base.errors import Overloaded
+from forebay.base.errors import InvalidRequest, Overloaded
 from forebay.http import preparation, workers
 from forebay.http.preparation import Preparation, staying_client
-from forebay.http.workers import TextWorkers, Workers
+from forebay.http.workers import INLINE_CHARS, TextWorkers, Workers
 from tests.deadlines import HANGS_S
 
 
@@ -55,6 +55,26 @@ def test_a_call_returns_or_raises_what_its_function_does() -> None:
         pool.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("size", [1, INLINE_CHARS + 1], ids=["in place", "in a thread"])
+def test_text_error_that_is_not_typed_is_a_refusal_and_logged(size: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        pool = TextWorkers(Preparation({}))
+        with pytest.raises(InvalidRequest, match="could not be tokenized") as refused:
+            await pool.run(staying_client(), lambda: 1 // 0, size=size)
+        assert refused.value.code == "tokenizer_error"
+        assert caplog.messages == ["tokenizer_failed kind=ZeroDivisionError"]
+        with pytest.raises(Overloaded, match="as it is"):
+            await pool.run(staying_client(), partial(_raise, Overloaded("as it is")), size=size)
+        assert len(caplog.messages) == 1
+        pool.close()
+
+    asyncio.run(main())
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def test_text_that_finds_no_worker_in_time_raises_overloaded(monkeypatch) -> None:

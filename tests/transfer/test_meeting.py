@@ -36,7 +36,7 @@ def test_each_way_not_to_meet_has_its_code() -> None:
         transfer(prefill, decode, N)
 
 
-def test_another_layout_or_backend_is_refused_with_both_values() -> None:
+def test_another_layout_or_backend_is_refused_with_both_values(caplog: pytest.LogCaptureFixture) -> None:
     """G-6"""
     prefill, patient = half(DisaggregationMode.PREFILL), replace(OPTIONS, bootstrap_timeout_s=NEVER_S)
     decodes = [
@@ -55,6 +55,7 @@ def test_another_layout_or_backend_is_refused_with_both_values() -> None:
         other = offer(prefill, decode, {}, N)
         decode.transfers.submit(Decline(other.ticket, other.host, other.port, N, other.digest, GONE))
         assert prefill.wait(Offered, other.ticket) == declined(other, GONE)
+        assert any(line.startswith("decode_refused ") and words[0] in line for line in caplog.messages)
         wait_until(lambda d=decode: not d.transfers._stage._peers)  # nobody is called again
         decode.transfers.close()
     prefill.transfers.close()

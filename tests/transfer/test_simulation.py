@@ -240,7 +240,7 @@ def test_c33_transport_that_decode_has_not_named_ends_the_session():
 
 
 @pytest.mark.parametrize("name", ["_on_landed", "on_wrote"])
-def test_c33_exception_at_a_report_ends_the_session_of_its_ticket(name, monkeypatch):
+def test_c33_exception_at_a_report_ends_the_session_of_its_ticket_and_is_logged(name, monkeypatch, caplog):
     """And not the thread: what is offered next arrives."""
     with calm_world("tcp") as world:
         part, sides = offered(world), [engine.worker._stage for engine in world.engines]
@@ -257,6 +257,7 @@ def test_c33_exception_at_a_report_ends_the_session_of_its_ticket(name, monkeypa
         monkeypatch.undo()
         world.drain()
         assert part.code in ("peer_rejected", "peer_lost")
+    assert any(line.startswith("peer_failed ") and "no room" in line for line in caplog.messages)
 
 
 def test_worker_order_behind_its_end_is_carried_out():
