@@ -31,6 +31,7 @@ from forebay.runtime import ModelRunner, build_runner
 from forebay.scheduler.scheduler import Scheduler
 
 PROMPT_LEN = 128
+WINDOW_PAGES = 128  # of each request: its window, the margin behind it, and the chunks of its prompt in flight
 WARM_UP_STEPS = 20
 MEASURED_STEPS = 400
 VOCAB = 8
@@ -86,10 +87,12 @@ def measure(num_running: int, depth: int, hybrid: bool) -> float:
         num_pages=num_running * 64 + 64,
         max_running_requests=num_running,
         context_length=1024,
-        chunked_prefill_size=1 << 16,
+        chunked_prefill_size=num_running * PROMPT_LEN,
         overlap_depth=depth,
         ledger=Ledger.COUNT,
-        kinds=KindConfig(num_slots={"state": num_running * 4, "window": num_running * 64}, num_read={"window": WINDOW})
+        kinds=KindConfig(
+            num_slots={"state": num_running * 4, "window": num_running * WINDOW_PAGES}, num_read={"window": WINDOW}
+        )
         if hybrid
         else KindConfig(),
     )

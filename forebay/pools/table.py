@@ -113,10 +113,10 @@ class Table:
         view._tensors = {name: tensor[:n] for name, tensor in self._tensors.items()}
         return view
 
-    def fill(self, values: Mapping[str, Tensor], n: int, padded: int, **sizes: int) -> Self:
+    def fill(self, values: Mapping[str, Tensor], n: int, padded: int, **sizes: int) -> None:
         """Rows [0, n) become `values`, rows [n, padded) pads; a column without values is padded whole. `sizes` are for
-        pads that differ from step to step. Returns a view of all `padded` rows. KeyError for a value that no column
-        takes, ValueError for values that are not n.
+        pads that differ from step to step. KeyError for a value that no column takes, ValueError for values that are
+        not n.
         """
         unknown = values.keys() - self.columns.keys()
         if unknown:
@@ -131,7 +131,6 @@ class Table:
                 tensor[:n].copy_(values[name], non_blocking=True)
             if live < padded:
                 tensor[live:padded].fill_(pads[name])
-        return self.head(padded)
 
     def copy_rows(self, src: Tensor, dst: Tensor) -> None:
         """Rows `dst` become what rows `src` were before the call."""

@@ -168,7 +168,7 @@ class StepPlan(Part, frozen=True, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        return int(self.q_lens.sum())
+        return int(np.add.reduce(self.q_lens))  # `sum` is a function in Python around it
 
     @property
     def num_decodes(self) -> int:

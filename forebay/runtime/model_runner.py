@@ -107,8 +107,8 @@ class ModelRunner:
         self._take_masks = take_masks
         self._chooser = Chooser(ops, rows, self._penalties)
         self._pooler = Pooler(model.logits)
-        counts = {kind.name: kind.counts for kind in self._forward.kinds}
-        self._counted = {name: len(totals) for name, totals in counts.items() if totals is not None}
+        totals = {kind.name: kind.counts for kind in self._forward.kinds if kind.counts is not None}
+        self._totals, self._counted = [*totals.values()], {name: len(each) for name, each in totals.items()}
 
     def _pool_bounds(self, width: int) -> PoolBounds:
         adapters = self._model.adapters
@@ -185,7 +185,7 @@ class ModelRunner:
 
     def _to_host(self, ids: list[Tensor]) -> ToHost:
         """Send token ids to the host, and behind them the totals that kinds of cache count."""
-        parts = [*ids, *(kind.counts for kind in self._forward.kinds if kind.counts is not None)]
+        parts = ids + self._totals
         return ToHost(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     @torch.inference_mode()

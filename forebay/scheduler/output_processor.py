@@ -75,7 +75,8 @@ class OutputProcessor:
         """Append tokens to the request and to its update, up to the one that ends it, and return their number.
 
         If memory runs out, neither is changed, so that no token is sent twice: what allocates comes first."""
-        num_allowed, num_taken, ended = req.max_kv_len + 1 - len(req.tokens), 0, False
+        num_known = len(req.tokens)
+        num_allowed, num_taken, ended = req.max_kv_len + 1 - num_known, 0, False
         for token in tokens:
             num_taken += 1
             if ended := (token in req.stop_ids or num_taken == num_allowed):
@@ -83,7 +84,7 @@ class OutputProcessor:
                 break
         requested = list(filter(None, logprobs[:num_taken])) if logprobs else []
         update = Update(req.id, tokens, logprobs=requested or None)
-        if not req.num_output:
+        if num_known == req.num_prompt:
             update.cache, update.weight_version = req.cache_report, req.weight_version
             if req.params.prompt_logprobs >= 0:
                 entries = [None, *req.prompt_logprobs[: req.num_prompt - 1]]

@@ -394,8 +394,15 @@ RUNTIME = (
     Mutant(
         "C27 columns of one length are equally long",
         "runtime/host/bounds.py",
-        "            if count != lengths.setdefault(column.length, count) and (count or size != 0):",
+        "            if count != lengths.setdefault(column.length, count):",
         "            if False:",
+        "runtime/test_bounds.py::test_a_column_that_the_model_reads_must_be_whole",
+    ),
+    Mutant(
+        "C27 a column that the model reads is not left out",
+        "runtime/host/bounds.py",
+        "                if not len(arrays[place]):",
+        "                if False:",
         "runtime/test_bounds.py::test_a_column_that_the_model_reads_must_be_whole",
     ),
     Mutant(

@@ -232,7 +232,8 @@ def test_c13_padded_tokens_of_a_verify_are_nobodys():
     runner = hybrid_runner(width=WIDTH)
     inputs = runner.verify.captured._inputs
     poison(inputs.sequences)
-    padded = inputs.fill({name: torch.ones(2, dtype=torch.int64) for name in inputs.columns}, 2, 5)
+    inputs.fill({name: torch.ones(2, dtype=torch.int64) for name in inputs.columns}, 2, 5)
+    padded = inputs.head(5)
     assert set(padded["q_ends"][2:].tolist()) == {5}
     for name in ("req_pool_indices", "state_slots", "write_slots", "mamba_track_indices", "mamba_track_lens"):
         assert set(padded[name][2:].tolist()) == {PAD}, name

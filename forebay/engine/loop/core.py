@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
@@ -74,6 +74,7 @@ class InFlight(NamedTuple):
     plan: StepPlan
     launched: Launched
     width: int  # that it was planned with
+    work: int  # in tokens
 
 
 @dataclass(slots=True)
@@ -265,11 +266,12 @@ class EngineCore:
         width = self._width()
         plan = (self.sleeper.transitions if self.sleeper.away else self.scheduler).plan(now, width, self._mixed_limit())
         self.stats.counters["engine.host_seconds"] += self._clock() - now
-        self.step_limit_s = self._pace.limit_s(most_work(plan, self._in_flight, self.scheduler.config.pictures))
+        work = 0 if plan is None else work_of(plan, self.scheduler.config.pictures)
+        self.step_limit_s = self._pace.limit_s(max([work, *(step.work for step in self._in_flight)]))
         if plan is not None:
             if not (self._in_flight or self._progressed):
                 self.stats.last_step_at = now  # the time in which nothing could be done is no step's
-            self._launch(plan, width)
+            self._launch(plan, width, work)
         if self._in_flight and (len(self._in_flight) > self._depth or plan is None):
             self._land()
         self._settle_sleeper(now)
@@ -290,10 +292,10 @@ class EngineCore:
         if not self.sleeper.away:
             self.stats.last_step_at = self._clock()  # what memory takes is no step's time
 
-    def _launch(self, plan: StepPlan, width: int) -> None:
+    def _launch(self, plan: StepPlan, width: int, work: int) -> None:
         try:
             fault.point("engine.launch")
-            self._in_flight.append(InFlight(plan, self._runner.launch(plan), width))
+            self._in_flight.append(InFlight(plan, self._runner.launch(plan), width, work))
         except Exception as error:
             while self._in_flight:  # steps end in the order they were planned
                 if not self._land():
@@ -302,7 +304,7 @@ class EngineCore:
 
     def _land(self) -> bool:
         """Commit the oldest step; False where it failed, and with it all those in flight."""
-        plan, launched, width = self._in_flight.popleft()
+        plan, launched, width, work = self._in_flight.popleft()
         try:
             fault.point("engine.result")
             result = launched.result()
@@ -314,7 +316,6 @@ class EngineCore:
         self.scheduler.commit(plan, result, now)
         self._failures_in_a_row = 0
         seconds = now - self.stats.last_step_at
-        work = work_of(plan, self.scheduler.config.pictures)
         if work:
             self._pace.ended(work, seconds)
         self._measured(plan, width, work, len(result.token_ids), seconds)
@@ -390,12 +391,6 @@ class EngineCore:
             raise EngineBroken(
                 f"{self._failures_in_a_row} steps in a row failed, the last with {type(error).__name__}: {error}"
             ) from error
-
-
-def most_work(plan: StepPlan | None, in_flight: Iterable[InFlight], pictures: PictureConfig | None) -> int:
-    """Return the work of the largest of the steps in flight and of the next one, as `work_of` counts it."""
-    plans = [plan, *(step.plan for step in in_flight)]
-    return max(work_of(each, pictures) if each else 0 for each in plans)
 
 
 def work_of(plan: StepPlan, pictures: PictureConfig | None) -> int:

@@ -10,17 +10,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from forebay.base.parts import I64, Column, Pool, paths_of
+from forebay.base.parts import I64, Pool, paths_of
 from forebay.requests.step_plan import Admission, StepPlan
 
 
 class IndexOutOfPool(Exception):
     """A plan names a row, page, slot, position or token that does not exist, or one twice that may occur once."""
+
+
+class _Bounded(NamedTuple):
+    """A column of a plan with the size of its pool, None if it has none or if the plan gives it."""
+
+    name: str
+    length: str
+    pool: Pool | None
+    least: int
+    size: int | None
 
 
 _COLUMNS: Final = paths_of(StepPlan)
@@ -43,14 +54,18 @@ class PoolBounds:
 
     def check(self, plan: StepPlan) -> None:
         """Raise IndexOutOfPool for the first column that is too long, too short or has a number outside its pool."""
-        lengths: dict[str, int] = {}
-        for values, (name, column, size) in zip(_arrays_of(plan), self._columns, strict=True):
+        arrays, lengths = _arrays_of(plan), dict[str, int]()
+        for values, column in compress(zip(arrays, self._columns, strict=True), map(len, arrays)):
             count = len(values)
-            # A column about what the model does not have may be left out.
-            if count != lengths.setdefault(column.length, count) and (count or size != 0):
-                raise IndexOutOfPool(f"{name} of a plan has {count} entries, not {lengths[column.length]}")
-            if count and column.pool is not None:
-                _inside(name, values, plan.num_seqs if size is None else size, column.least)
+            if count != lengths.setdefault(column.length, count):
+                raise IndexOutOfPool(f"{column.name} of a plan has {count} entries, not {lengths[column.length]}")
+            if column.pool is not None:
+                size = plan.num_seqs if column.size is None else column.size
+                _inside(column.name, values, size, column.least)
+        for length, count in lengths.items():
+            for place in self._required[length]:
+                if not len(arrays[place]):
+                    raise IndexOutOfPool(f"{self._columns[place].name} of a plan has 0 entries, not {count}")
         self._check_tokens(plan)
         for admission in plan.admissions:
             self._check_admission(admission)
@@ -108,13 +123,22 @@ class PoolBounds:
         }
 
     @cached_property
-    def _columns(self) -> list[tuple[str, Column, int | None]]:
-        """Yield each column's name and the size of its pool; None if it has none, or if the plan itself checks it."""
+    def _columns(self) -> list[_Bounded]:
         own: set[Pool | None] = {None, "seqs"}
+        sizes = (None if column.pool in own else self._sizes[column.pool] for column in _COLUMNS.values())
         return [
-            (path.rpartition(".")[2], column, None if column.pool in own else self._sizes[column.pool])
-            for path, column in _COLUMNS.items()
+            _Bounded(path.rpartition(".")[2], column.length, column.pool, column.least, size)
+            for (path, column), size in zip(_COLUMNS.items(), sizes, strict=True)
         ]
+
+    @cached_property
+    def _required(self) -> dict[str, list[int]]:
+        """Indices of the columns that a plan has if another one of their length has entries, by length: all but those
+        about kinds of cache that the model does not have."""
+        required: dict[str, list[int]] = {}
+        for place, column in enumerate(self._columns):
+            required.setdefault(column.length, []).extend([place] if column.size != 0 else [])
+        return required
 
 
 def _check_spans(plan: StepPlan) -> None:

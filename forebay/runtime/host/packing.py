@@ -34,11 +34,12 @@ class Sections(dict[str, Tensor]):
 
 
 class _Views(NamedTuple):
-    """One layout's sections: the host's to write, the device's to read."""
+    """One layout's sections: the host's to write, the device's to read; and the part of both buffers that they fill."""
 
-    num_words: int
     host: list[Array]
     device: Sections
+    source: Tensor
+    destination: Tensor
 
 
 class _Buffer:
@@ -78,10 +79,9 @@ class Packing:
         views = buffer.views.get((*sent, *map(len, sent.values()))) or self._layout(sent)
         for section, values in zip(views.host, sent.values(), strict=True):
             section[:] = values
-        buffer, n = self._buffers[self._turn], views.num_words
-        buffer.device[:n].copy_(buffer.host[:n], non_blocking=True)
-        if buffer.device.is_cuda:
-            buffer.sent = torch.cuda.current_stream(buffer.device.device).record_event()
+        views.destination.copy_(views.source, non_blocking=True)
+        if views.destination.is_cuda:
+            self._buffers[self._turn].sent = torch.cuda.current_stream(views.destination.device).record_event()
         return views.device
 
     def _layout(self, sent: Mapping[str, Array]) -> _Views:
@@ -99,5 +99,5 @@ class Packing:
             device[name] = buffer.device[start:stop].view(dtype)[:n]
             start = stop
         key = (*sent, *map(len, sent.values()))
-        buffer.views[key] = views = _Views(total, host, device)
+        buffer.views[key] = views = _Views(host, device, buffer.host[:total], buffer.device[:total])
         return views

@@ -28,7 +28,7 @@ class Sampling(NamedTuple):
     @property
     def otherwise(self) -> bool:
         """Whether any of them wants other than the most likely token."""
-        return bool(self.wants & (Wants.ADJUST | Wants.DRAW))
+        return self.wants != Wants.GREEDY and bool(self.wants & (Wants.ADJUST | Wants.DRAW))
 
 
 class RowOptions:
@@ -51,7 +51,10 @@ class RowOptions:
 
     def sampling(self, rows: Ids) -> Sampling:
         wants = self._wants[rows]
-        union = Wants(int(np.bitwise_or.reduce(wants, initial=0)))
+        bits = int(np.bitwise_or.reduce(wants))
+        if not bits:  # first: it costs a step of greedy decodes no arithmetic on flags
+            return Sampling(rows, Wants.GREEDY)
+        union = Wants(bits)
         drawing = np.flatnonzero(wants & Wants.DRAW) if union & Wants.DRAW else NO_IDS
         if not union & Wants.LOGPROBS:
             return Sampling(rows, union, drawing)

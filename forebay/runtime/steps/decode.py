@@ -16,7 +16,7 @@ from forebay.runtime.graphs.backends import GraphBackend
 from forebay.runtime.graphs.runner import GraphRunner
 from forebay.runtime.host.plan_columns import padded
 from forebay.runtime.host.shape import Shape
-from forebay.runtime.kinds.build import DECODE_COLUMNS
+from forebay.runtime.kinds.build import DECODE_COLUMNS, of_kinds
 from forebay.runtime.steps.forward import Batch, Decoded, Forward, StepTokens
 from forebay.runtime.steps.shape import Computed, Step, StepShape
 
@@ -55,7 +55,8 @@ class DecodeShape(StepShape):
     def __init__(self, forward: Forward, *, sizes: Sequence[int], backend: GraphBackend) -> None:
         super().__init__(forward)
         rows, most = forward.rows, max(forward.rows.num_rows, *sizes)
-        inputs = DecodeInputs(most, device=rows.last_tokens.device)
+        columns = of_kinds(DecodeInputs.declared, forward.kinds)
+        inputs = DecodeInputs(most, columns=columns, device=rows.last_tokens.device)
         writes = [(rows, "last_tokens"), (rows, "kv_lens")]
         step = DecodeStep(forward, most=most)
         self.captured = GraphRunner(step, inputs, writes=writes, sizes=sizes, backend=backend)

@@ -30,14 +30,13 @@ class RaggedInputs:
     def num_rows(self) -> int:
         return self._tokens.num_rows
 
-    def fill(self, values: Mapping[str, Tensor], n: int, padded: int) -> Self:
+    def fill(self, values: Mapping[str, Tensor], n: int, padded: int) -> None:
         """Columns of tokens have n values, those of sequences and of others the number of live entries."""
         for table in (self._sequences, *self._others):
             own = {name: value for name, value in values.items() if name in table.columns}
             rows = table.num_rows if table is self._sequences else padded
             table.fill(own, len(next(iter(own.values()), ())), rows, T=padded)
         self._tokens.fill({name: value for name, value in values.items() if name in self._tokens.columns}, n, padded)
-        return self.head(padded)
 
     def __getitem__(self, name: str) -> Tensor:
         return next(table for table in (self._tokens, self._sequences, *self._others) if name in table.columns)[name]
