@@ -108,7 +108,7 @@ class CacheTypes:
     """The types in which values are computed and cached, by name."""
 
     dtype: str = "float32"  # bfloat16 | float32: weights, activations and convolution states
-    kv_cache_dtype: str = "float32"  # as dtype, or smaller: bfloat16, int8
+    kv_cache_dtype: str = "float32"  # as dtype, or smaller: bfloat16, int8, fp8
     mamba_ssm_dtype: str = "float32"  # float32 | bfloat16: the states of scans
     sparse_kv_on_host: bool = False  # HiSparse: the KV of layers that read few tokens is in the host tier
     width: int = 1  # tokens of a request in a step that decodes or verifies, at most

@@ -320,8 +320,10 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
         yield f"{asked('activation_bits')}: {why}: leave it out, or use other --kernels or --quantization"
     if kv_dtype == "float32" != dtype:
         yield f"{asked('kv_cache_dtype')}: larger than {dtype}, the model's type: use that"
-    if kv_dtype != dtype and device == "cuda":
-        yield f"{asked('kv_cache_dtype')}: KV of another type is for CPUs; use {dtype}"
+    if kv_dtype == "bfloat16" != dtype and device == "cuda":
+        yield f"{asked('kv_cache_dtype')}: on a GPU KV in bfloat16 needs --dtype bfloat16: use {dtype}, int8 or fp8"
+    if kv_dtype == "fp8" and device == "cpu":
+        yield f"{asked('kv_cache_dtype')}: a CPU's kernels read 8-bit KV as int8, which takes the same memory: use int8"
     if given["quantization"].value == Quantization.FILE and not (facts.weights.has_codes or facts.draft.has_codes):
         yield (
             f"{asked('quantization')}: {facts.model_path} has no weights in codes that are kept (GGUF's but "

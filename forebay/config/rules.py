@@ -30,7 +30,7 @@ HOST_LIMIT_BYTES: Final = 1 << 30
 # the speed of longer chunks.
 MIXED_CHUNK_TOKENS: Final = 96
 WEIGHTS_CACHE_BYTES: Final = 24 << 30
-ITEM_BYTES: Final = {"int8": 1, "bfloat16": 2, "float32": 4}
+ITEM_BYTES: Final = {"int8": 1, "uint8": 1, "bfloat16": 2, "float32": 4}
 # Codes of up to so many bits have lost several percent of perplexity, beside which 0.2 to 0.4 % are little. Codes of 8
 # bits have lost next to nothing (docs/decisions/0026-integer-products-without-amx.md).
 MOST_BITS_ROUNDED_TO_8: Final = 6

@@ -131,9 +131,9 @@ _MEMORY: Final = in_group(
     Flag(
         "kv_cache_dtype",
         TEXT,
-        "type of keys and values, not larger than --dtype; int8 has a scale per token and head",
+        "type of keys and values, not larger than --dtype; int8, and fp8 on a GPU, have a scale per token and head",
         aliases=("--cache-type-k", "-ctk", "--cache-type-v", "-ctv"),
-        choices=("bfloat16", "float32", "int8"),
+        choices=("bfloat16", "float32", "int8", "fp8"),
         synonyms=SYNONYMS["kv_cache_dtype"],
         absent=ABSENT_VALUES["kv_cache_dtype"],
     ),

@@ -26,6 +26,7 @@ from forebay.memory.kinds.window.cached_windows import WINDOW
 from forebay.memory.kv_allocator import KV
 
 PER_PAGE: Final = 0
+_CODES: Final = {"int8": "int8", "fp8": "uint8"}  # of types of KV that have a scale for each token and head
 _PAIR_WIDTH: Final = 8  # the widest steps of a decode engine whose rings are those of any prefill engine
 
 
@@ -304,10 +305,10 @@ def _sizes(spec: FullAttention | SlidingWindow) -> str:
 
 
 def _kv(per: str, types: CacheTypes, **shapes: tuple[int, int]) -> tuple[CacheColumn, ...]:
-    """Heads of each token; of 8-bit ones their scales as well."""
-    dtype = types.kv_cache_dtype
+    """Heads of each token; of 8-bit ones their scales as well. Codes of FP8 are bytes."""
+    dtype = _CODES.get(types.kv_cache_dtype, types.kv_cache_dtype)
     columns = [CacheColumn(name, per, shape, dtype) for name, shape in shapes.items()]
-    if dtype == "int8":
+    if dtype in _CODES.values():
         columns += [CacheColumn(f"{name}_scale", per, shape[:1], "float32") for name, shape in shapes.items()]
     return tuple(columns)
 

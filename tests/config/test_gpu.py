@@ -10,6 +10,7 @@ from forebay.base.errors import ConfigError
 from forebay.config.gpu import GpuLimits, GpuMemory, limits_for
 from forebay.config.machine import Amount
 from forebay.config.resolve import Survey, resolve
+from forebay.pools.cache_spec import FullAttention, cache_sizes
 
 GB = 1 << 30
 H100 = Survey(memory=lambda: Amount(64 * GB, "available"), gpu=lambda: GpuMemory(total=80 * GB, free=79 * GB))
@@ -29,6 +30,18 @@ def test_a_gpu_brings_its_own_defaults() -> None:
         engine.scheduling.overlap_depth,
     ) == (256, 8192, 1)
     assert 0.8 * 79 * GB < engine.memory.kv_cache_bytes < 0.88 * 79 * GB
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_kv_in_eight_bits_on_a_gpu_takes_half_of_bfloat16_and_its_scales(name: str) -> None:
+    engine = resolve({"device": "cuda", "kv_cache_dtype": name}, survey=H100).engine
+    spec = FullAttention(num_kv_heads=8, head_dim=128)
+    assert cache_sizes([spec], engine.types).kv_bytes_per_token == 2 * 8 * (128 + 4)
+
+
+def test_kv_in_bfloat16_beside_float32_on_a_gpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype \(bfloat16\).*needs --dtype bfloat16: use float32, int8"):
+        resolve({"device": "cuda", "dtype": "float32", "kv_cache_dtype": "bfloat16"}, survey=H100)
 
 
 def test_more_requests_than_a_gpu_has_by_default_are_not_all_captured() -> None:

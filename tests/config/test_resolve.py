@@ -279,7 +279,9 @@ def test_kv_cache_dtype_explicit_float32_is_float32_on_every_cpu(variant: Varian
 def test_kv_larger_than_what_is_computed_in_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--kv-cache-dtype \(float32\): larger than bfloat16"):
         resolve({"dtype": "bfloat16", "kv_cache_dtype": "float32"})
-    with pytest.raises(ConfigError, match="use int8"):
+    with pytest.raises(ConfigError, match="use fp8 on a GPU, or int8"):
+        resolve({"kv_cache_dtype": "fp8_e5m2"})
+    with pytest.raises(ConfigError, match=r"\(fp8\): a CPU's kernels read 8-bit KV as int8.*: use int8"):
         resolve({"kv_cache_dtype": "fp8_e4m3"})
 
 

@@ -125,6 +125,20 @@ GPU: Final[tuple[Mutant, ...]] = (
         _IN_CODES,
     ),
     Mutant(
+        "C31 a decode adds up 8-bit keys in a prompt's order",
+        "ops/triton/codes.py",
+        "    if not INTERPRETED:\n        codes = tl.inline_asm",
+        "    if False:\n        codes = tl.inline_asm",
+        "ops/test_triton_ptx.py::test_kernels_load_wide_pieces_and_products_fill_matrix_units_without_spills",
+    ),
+    Mutant(
+        "C31 FP8 keys and values are rounded to the nearest code",
+        "ops/triton/codes.py",
+        "(bits + 0x7FFFF + ((bits >> 20) & 1))",
+        "(bits + 0x80000)",
+        "ops/test_triton.py::test_fp8_kv_is_rounded_to_the_nearest_code_of_all",
+    ),
+    Mutant(
         "C31 codes are multiplied by the scale of their own group",
         "ops/triton/codes.py",
         "at = (start + tl.arange(0, DEPTH // UNIT) * UNIT)[None, :]",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forebay.ops.reference.attention import KvCache, PagedKv
+from forebay.ops.reference.attention import LARGEST_CODE, KvCache, PagedKv
 
 # bfloat16 keeps 8 bits: one rounding of two results that differ in the last float32 bits is up to 2^-8 apart.
 TOLERANCE = {torch.float32: {"rtol": 2e-5, "atol": 2e-5}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 1.6e-2}}
@@ -29,11 +29,15 @@ def normal(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float =
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
 
 
-def to_int8(cache: Tensor) -> tuple[Tensor, Tensor]:
+def to_codes(cache: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Codes [slots, heads, D] and scales [slots, heads]; the scales of what is not a number are not, either."""
-    scale = cache.float().abs().amax(dim=-1) / 127
-    codes = cache.float() / scale.unsqueeze(-1)
-    return codes.nan_to_num(nan=99.0).round().to(torch.int8), scale
+    scale = cache.float().abs().amax(dim=-1) / LARGEST_CODE[dtype]
+    codes = (cache.float() / scale.unsqueeze(-1)).nan_to_num(nan=99.0)
+    return codes.to(torch.float8_e4m3fn).view(dtype) if dtype == torch.uint8 else codes.round().to(dtype), scale
+
+
+def to_int8(cache: Tensor) -> tuple[Tensor, Tensor]:
+    return to_codes(cache, torch.int8)
 
 
 def no_sequences() -> PagedKv:
@@ -48,9 +52,9 @@ class PagedCase:
 
     `v_dim` 0: as head_dim. `latent`: values are the first v_dim entries of the keys' rows. `mapped`: the page table
     names pages by other numbers, which a page map leads to those of the cache. `shares`: (i, j, n) for
-    sequence i, whose first n tokens, a multiple of the page size, are on the pages of sequence j. `int8`: the cache
-    holds codes and scales; `cache_dtype` None: it holds entries of `dtype`. `pictures`: (i, first, end) of pictures in
-    sequence i, within which attention is in both directions.
+    sequence i, whose first n tokens, a multiple of the page size, are on the pages of sequence j. `int8`, `fp8`: the
+    cache holds codes and scales; `cache_dtype` None: it holds entries of `dtype`. `pictures`: (i, first, end) of
+    pictures in sequence i, within which attention is in both directions.
     """
 
     seq_lens: list[int]
@@ -63,6 +67,7 @@ class PagedCase:
     latent: bool = False
     mapped: bool = False
     int8: bool = False
+    fp8: bool = False
     cache_dtype: torch.dtype | None = None
     shares: tuple[tuple[int, int, int], ...] = ()
     with_sinks: bool = False
@@ -98,9 +103,10 @@ class PagedCase:
             if not self.latent:
                 self.v_cache[loc] = normal((length, self.kv_heads, v_dim), kept, self.seed * 1000 + 500 + i)
         self.k_scale = self.v_scale = None
-        if self.int8:
-            self.k_cache, self.k_scale = to_int8(self.k_cache)
-            self.v_cache, self.v_scale = to_int8(self.v_cache)
+        if self.int8 or self.fp8:
+            codes = torch.uint8 if self.fp8 else torch.int8
+            self.k_cache, self.k_scale = to_codes(self.k_cache, codes)
+            self.v_cache, self.v_scale = to_codes(self.v_cache, codes)
             if self.latent:
                 self.v_cache, self.v_scale = self.k_cache[..., :v_dim], self.k_scale
         self.queries = [

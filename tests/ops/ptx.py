@@ -191,6 +191,22 @@ def _scan(kernel: str, tokens: int = 1) -> Case:
     return Case(kernel, call)
 
 
+def _attention(codes: str, tokens: int) -> Case:
+    """Of two sequences, on KV in bfloat16 or in codes of eight bits."""
+
+    def call(ops: Any) -> None:
+        import torch
+
+        from forebay.ops.reference.attention import KvCache
+        from tests.ops.triton_compile import float32, paged, zeros
+
+        k = zeros(64, 8, 128, dtype=getattr(torch, codes))
+        scale = None if codes == "bfloat16" else float32(64, 8)
+        ops.paged_attention(zeros(tokens, 32, 128), KvCache(k, k.clone(), scale, scale), paged(), scale=0.1)
+
+    return Case("_attend", call)
+
+
 SCANS = ("_mamba2", "_mamba1", "_delta_rule")
 CASES: dict[str, Case] = {
     f"{form or 'dense'}, {rows} rows": _product(rows, form)
@@ -198,6 +214,8 @@ CASES: dict[str, Case] = {
     for rows in (1, 64, 128, 300)
 } | {f"experts, {tokens} tokens": _experts(tokens) for tokens in (1, 900)}
 CASES |= {f"{kernel}, {tokens} tokens": _scan(kernel, tokens) for kernel in SCANS for tokens in (1, 300)}
+KV_TYPES = ("bfloat16", "int8", "uint8")
+CASES |= {f"KV in {codes}, {tokens} tokens": _attention(codes, tokens) for codes in KV_TYPES for tokens in (2, 9)}
 CASES["bytewise"] = _bytewise()
 CASES["every tile"] = _every_tile()
 

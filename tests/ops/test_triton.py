@@ -159,6 +159,10 @@ ATTENTION = {
     "int8": {"seq_lens": [21, 9], "query_lens": [1, 1], "int8": True},
     "int8-latent": {"seq_lens": [9, 30], "query_lens": [4, 1], "kv_heads": 1, "head_dim": 40, "v_dim": 32}
     | {"latent": True, "int8": True},
+    "fp8": {"seq_lens": [21, 9], "query_lens": [1, 1], "fp8": True},
+    "fp8-extend": {"seq_lens": [40, 25], "query_lens": [33, 1], "sliding_window": 6, "with_sinks": True, "fp8": True},
+    "fp8-latent": {"seq_lens": [9, 30], "query_lens": [4, 1], "kv_heads": 1, "head_dim": 40, "v_dim": 32}
+    | {"latent": True, "fp8": True},
     "pictures": {"seq_lens": [70, 30, 9], "query_lens": [65, 10, 1]}
     | {"pictures": ((0, 5, 30), (0, 31, 69), (1, 22, 30))},
     "pictures-in-a-window": {"seq_lens": [70, 30], "query_lens": [60, 9], "sliding_window": 12, "with_sinks": True}
@@ -278,19 +282,38 @@ def test_the_value_of_a_key_that_is_not_finite_is_nan(ops: Ops, dtype: torch.dty
     assert scales[1][loc].isnan().tolist() == [[False, False], [False, False], [False, True], [False, False]]
 
 
-def test_eight_bit_kv_is_written_as_the_reference_writes_it(ops: Ops, reference: Ops, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("codes", [torch.int8, torch.uint8], ids=["int8", "fp8"])
+def test_eight_bit_kv_is_written_as_the_reference_writes_it(
+    ops: Ops, reference: Ops, dtype: torch.dtype, codes: torch.dtype
+) -> None:
     """A head of zeros has the scale 0, and one with a NaN the scale NaN: reading it gives NaN."""
     k, v = normal((4, 2, 12), dtype, seed=1), normal((4, 2, 8), dtype, seed=2)
     k[1, 0], v[2, 1, 3] = 0, NAN
     loc = torch.tensor([3, 1, 6, 7])
     caches = [
-        [torch.zeros(9, 2, size, dtype=torch.int8) for size in (12, 8)] + [torch.zeros(9, 2) for _ in range(2)]
+        [torch.zeros(9, 2, size, dtype=codes) for size in (12, 8)] + [torch.zeros(9, 2) for _ in range(2)]
         for _ in range(2)
     ]
     for which, cache in zip((ops, reference), caches, strict=True):
         which.store_kv(k, v, KvCache(*cache), loc)
     for ours, theirs in zip(*caches, strict=True):
         torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+def test_fp8_kv_is_rounded_to_the_nearest_code_of_all(ops: Ops, reference: Ops) -> None:
+    """Numbers that are codes, those between two of them, and their neighbours; the largest sets the scale to 1."""
+    positive = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    between = (positive[1:] + positive[:-1]) / 2
+    most = torch.tensor(INF)
+    numbers = torch.cat([positive, between, between.nextafter(most), between.nextafter(-most)])
+    k = torch.cat([numbers, -numbers]).view(1, 1, -1)
+    written = []
+    for which in (ops, reference):
+        cache, scales = torch.zeros(2, 1, k.shape[2], dtype=torch.uint8), torch.zeros(2, 1)
+        which.store_kv(k, k, KvCache(cache, cache.clone(), scales, scales.clone()), torch.tensor([1]))
+        written.append(cache[1].view(torch.float8_e4m3fn).float())
+        assert scales[1].item() == 1.0
+    assert_same_bits(*written)
 
 
 # -- recurrences ------------------------------------------------------------------------------------------------------

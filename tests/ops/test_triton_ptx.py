@@ -16,6 +16,8 @@ SOME_PRODUCTS = [
     "experts, 1 tokens",
 ]
 
+KV = [name for name, case in CASES.items() if case.kernel == "_attend"]
+SOME_KV = ["KV in int8, 2 tokens", "KV in int8, 9 tokens"]
 SOME_SCANS = ["_mamba2, 1 tokens", "_delta_rule, 1 tokens"]
 
 
@@ -25,6 +27,12 @@ def _assert_wide(name: str, code: Code) -> None:
     assert code.loads[16] >= 8, (name, code.loads)
     # Of two levels there are twice as many; of experts the numbers of rows are loaded, too.
     assert narrow <= (12 if "_K" in name or "experts" in name else 4), (name, code.loads)
+
+
+def _assert_one_order(codes: list[Code]) -> None:
+    """The same inputs are in one instruction of every variant, and keys and values come in pieces of 16 bytes."""
+    assert {order for code in codes for order in code.k_orders} == {"kWidth = 2"}, codes
+    assert all(code.loads[16] >= 16 for code in codes), codes
 
 
 def test_widths_of_loads_are_those_of_one_thread() -> None:
@@ -40,7 +48,8 @@ def test_widths_of_loads_are_those_of_one_thread() -> None:
 
 @pytest.mark.long
 def test_kernels_load_wide_pieces_and_products_fill_matrix_units_without_spills() -> None:
-    found = compiled(90, *SOME_PRODUCTS, *SOME_SCANS, "bytewise")
+    found = compiled(90, *SOME_PRODUCTS, *SOME_SCANS, *SOME_KV, "bytewise")
+    _assert_one_order([found.pop(name) for name in SOME_KV])
     with pytest.raises(AssertionError):
         _assert_wide("bytewise", found.pop("bytewise"))
     for name, code in found.items():
@@ -50,6 +59,14 @@ def test_kernels_load_wide_pieces_and_products_fill_matrix_units_without_spills(
             _assert_wide(name, code)
             assert code.matrix_units.keys() == {"wgmma.mma_async"}, name
         assert code.local_bytes == 0, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_decodes_and_prompts_add_up_a_matrix_unit_s_inputs_in_one_order_for_every_type_of_kv(arch: int) -> None:
+    found = compiled(arch, *KV)
+    for name in KV:
+        _assert_one_order([code for other, code in found.items() if other.split(",")[0] == name.split(",")[0]])
 
 
 @pytest.mark.slow

@@ -21,6 +21,9 @@ CASES: dict[str, dict[str, Any]] = {
     "latent": {"kv_heads": 1, "head_dim": 40, "v_dim": 32, "latent": True},
     "wide-values": {"head_dim": 48, "v_dim": 136},
     "int8": {"int8": True},
+    "int8-latent": {"kv_heads": 1, "head_dim": 40, "v_dim": 32, "latent": True, "int8": True},
+    "int8-sinks-in-a-window": {"with_sinks": True, "sliding_window": 33, "int8": True},
+    "fp8": {"fp8": True},
     "sinks-in-a-window": {"with_sinks": True, "sliding_window": 33},
 }
 
@@ -48,7 +51,7 @@ def sequences(name: str, dtype: torch.dtype) -> PagedCase:
     )
 
 
-@pytest.mark.quick(10)
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("name", CASES)
 def test_c31_attention_of_a_position_is_the_same_in_every_step(ops: OnDevice, dtype: torch.dtype, name: str) -> None:
     case = sequences(name, dtype)

@@ -106,11 +106,16 @@ def main(arch: int) -> None:
     heads = zeros(9, 12, 64)
     ops.paged_attention(heads, KvCache(heads, heads.clone()), segments([9], "cpu"), scale=0.1)
     x, weight = zeros(3, 4096), zeros(4096)
-    int8, scale = zeros(64, 8, 128, dtype=torch.int8), float32(64, 8)
-    cache = KvCache(int8, int8.clone(), scale, scale)
-    q = zeros(9, 32, 128)
-    ops.paged_attention(q, cache, paged(), scale=0.1)
-    ops.store_kv(zeros(3, 8, 128), zeros(3, 8, 128), cache, torch.arange(3))
+    q, scale = zeros(9, 32, 128), float32(64, 8)
+    for dtype in (torch.int8, torch.uint8):
+        codes = zeros(64, 8, 128, dtype=dtype)
+        cache = KvCache(codes, codes.clone(), scale, scale)
+        for tokens in (2, 9):
+            ops.paged_attention(q[:tokens], cache, paged(), scale=0.1)
+        ops.store_kv(zeros(3, 8, 128), zeros(3, 8, 128), cache, torch.arange(3))
+        latent = zeros(64, 1, 576, dtype=dtype)
+        cache = KvCache(latent, latent[..., :512], scale[:, :1], scale[:, :1])
+        ops.paged_attention(zeros(9, 16, 576), cache, paged(), scale=0.1)
     ops.apply_rope(zeros(3, 32, 128), zeros(3, 8, 128), torch.zeros(3, dtype=torch.int64), float32(9, 128))
     ops.apply_rope(
         zeros(3, 32, 128),

@@ -15,7 +15,7 @@ def cache_types(
     dtype: torch.dtype, ssm_dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None
 ) -> CacheTypes:
     name, ssm, kv = (str(given).removeprefix("torch.") for given in (dtype, ssm_dtype, kv_dtype or dtype))
-    return CacheTypes(dtype=name, kv_cache_dtype=kv, mamba_ssm_dtype=ssm)
+    return CacheTypes(dtype=name, kv_cache_dtype="fp8" if kv == "uint8" else kv, mamba_ssm_dtype=ssm)
 
 
 def all_tensors(cache: CachePool) -> Iterator[Tensor]:

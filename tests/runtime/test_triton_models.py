@@ -27,6 +27,7 @@ RUNS = [
     *(pytest.param("cpu", case, marks=[pytest.mark.slow, INTERPRETER_ALONE]) for case in INTERPRETED),
     *(pytest.param("cuda", case, marks=pytest.mark.gpu) for case in FITTING),
 ]
+RUNS_IN_CODES = [run for run in RUNS if run.values[0] == "cuda" or run.values[1] in ("gpt_oss", "kimi_linear")]
 SIZES = [1, 2, 4]
 
 
@@ -42,11 +43,25 @@ def _few_segments(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attention, "_PROGRAMS", 8)
 
 
-def planner(path: Path, ops: Ops, device: str, dtype: torch.dtype, backend: CudaGraphs | Eager) -> HybridPlanner:
+def planner(
+    path: Path,
+    ops: Ops,
+    device: str,
+    dtype: torch.dtype,
+    backend: CudaGraphs | Eager,
+    kv_dtype: torch.dtype | None = None,
+) -> HybridPlanner:
     with torch.inference_mode():
         model = models.load(open_checkpoint(path), ops=ops, dtype=dtype, device=device)
     runner = hybrid_runner(
-        model, vocab_size=VOCAB, dtype=dtype, ops=ops, device=device, graphs=backend, graph_sizes=SIZES
+        model,
+        vocab_size=VOCAB,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        ops=ops,
+        device=device,
+        graphs=backend,
+        graph_sizes=SIZES,
     )
     return HybridPlanner(runner)
 
@@ -76,6 +91,17 @@ def test_a_model_gives_what_the_reference_gives(device: str, case: str, paths: C
     expected = sampled(planner(paths(case), Ops(1), "cpu", torch.float32, Eager()), decodes=decodes)
     ops = TritonOps(device, 1)
     assert_close(sampled(planner(paths(case), ops, device, torch.float32, Eager()), decodes=decodes), expected)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.uint8], ids=["int8", "fp8"])
+@pytest.mark.parametrize(("device", "case"), RUNS_IN_CODES)
+def test_a_model_with_kv_in_codes_gives_what_the_reference_gives(
+    device: str, case: str, kv_dtype: torch.dtype, paths: Callable[[str], Path]
+) -> None:
+    decodes = 1 if device == "cpu" else 9
+    expected = sampled(planner(paths(case), Ops(1), "cpu", torch.float32, Eager(), kv_dtype), decodes=decodes)
+    made = planner(paths(case), TritonOps(device, 1), device, torch.float32, Eager(), kv_dtype)
+    assert_close(sampled(made, decodes=decodes), expected)
 
 
 @INTERPRETER_ALONE

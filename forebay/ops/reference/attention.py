@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,9 @@ class KvCache(NamedTuple):
     """The KV cache of a layer, by location.
 
     v may be a view into k's rows: a token's value is then a part of its key (latent attention), and v has the scales of
-    k. Entries are of the step's dtype or smaller. Scales are those of int8 caches, None otherwise: a head's entries are
-    its codes, -127..127, times its scale, the largest entry / 127.
+    k. Entries are of the step's dtype or smaller. Scales are those of 8-bit caches, None otherwise: a head's entries
+    are its codes times its scale, and its largest entry has the largest code. Codes are int8, -127..127, or uint8, the
+    bytes of FP8 (E4M3), -448..448.
     """
 
     k: Tensor  # [L, Hk, D]
@@ -59,6 +60,9 @@ class PagedKv:
         return replace(self, seq_lens=seq_lens)
 
 
+LARGEST_CODE: Final = {torch.int8: 127.0, torch.uint8: 448.0}  # of the codes of 8-bit caches, by their dtype
+
+
 class AttentionOps:
     """Rotary embedding, KV writes and attention over pages, defined in torch."""
 
@@ -87,7 +91,7 @@ class AttentionOps:
     def store_kv(self, k: Tensor, v: Tensor, cache: KvCache, loc: Tensor) -> None:
         """Write k [T, Hk, D] and v [T, Hk, Dv] to locations loc [T] int64 of the cache.
 
-        If a head's key, as it is kept, is not finite, its value becomes NaN (its scale, in int8 caches). The token's
+        If a head's key, as it is kept, is not finite, its value becomes NaN (its scale, in 8-bit caches). The token's
         own attention is then NaN too, with any weight of that value, so a non-finite key cannot hide in the cache.
         """
         kept = k.to(cache.k.dtype) if cache.k_scale is None else k
@@ -217,9 +221,10 @@ def _keep(x: Tensor, cache: Tensor, loc: Tensor, scale: Tensor | None) -> None:
     if scale is None:
         cache[loc] = x.to(cache.dtype)
         return
-    scale[loc] = x.float().abs().amax(dim=-1) / 127
-    codes = x.float() / scale[loc].unsqueeze(-1)
-    cache[loc] = codes.nan_to_num(nan=0.0).round().clamp(-127, 127).to(torch.int8)
+    most = LARGEST_CODE[cache.dtype]
+    scale[loc] = x.float().abs().amax(dim=-1) / most
+    codes = (x.float() / scale[loc].unsqueeze(-1)).nan_to_num(nan=0.0).clamp(-most, most)
+    cache[loc] = codes.to(torch.float8_e4m3fn).view(torch.uint8) if cache.dtype == torch.uint8 else codes.round().char()
 
 
 def keys_of(cache: Tensor, scale: Tensor | None, paged: PagedKv, row: int, length: int) -> Tensor:
@@ -228,4 +233,9 @@ def keys_of(cache: Tensor, scale: Tensor | None, paged: PagedKv, row: int, lengt
     pages = paged.page_table[row, positions // paged.page_size].long()
     pages = pages if paged.page_map is None else paged.page_map[pages].long()
     locations = pages * paged.page_size + positions % paged.page_size
-    return cache[locations] if scale is None else cache[locations] * scale[locations].unsqueeze(-1)
+    return cache[locations] if scale is None else code_values(cache[locations]) * scale[locations].unsqueeze(-1)
+
+
+def code_values(codes: Tensor) -> Tensor:
+    """Return the numbers that the codes of an 8-bit cache stand for."""
+    return codes.view(torch.float8_e4m3fn).float() if codes.dtype == torch.uint8 else codes

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from forebay.ops.reference.accept import by_token
-from forebay.ops.reference.attention import KvCache, PagedKv
+from forebay.ops.reference.attention import KvCache, PagedKv, code_values
 
 # Float32 entries of keys that attention gathers at once: 64 MiB.
 _MOST_GATHERED: Final = 1 << 24
@@ -249,9 +249,10 @@ def _pages(rows: Tensor, positions: Tensor, paged: PagedKv) -> Tensor:
 
 def _read(cache: KvCache, locations: Tensor, visible: Tensor) -> Tensor:
     """Return the entries at locations [n, N] as float32 [n, N, D], zeros for those that are not visible."""
-    found = cache.k[locations, 0].float()
+    found = cache.k[locations, 0]
     if cache.k_scale is not None:
-        found = found * cache.k_scale[locations]
+        found = code_values(found) * cache.k_scale[locations]
+    found = found.float()
     return found.masked_fill(~visible.unsqueeze(-1), 0)
 
 

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from forebay.ops.reference.attention import AttentionOps, KvCache, PagedKv
+from forebay.ops.triton.codes import as_floats, kept_numbers
 from forebay.ops.triton.common import dot, owner
 from forebay.ops.triton.launch import kernel
 
@@ -107,12 +108,16 @@ def _copy_heads(
             values = values.to(tl.float32)
             largest = tl.max(tl.abs(values), 0)
             broken = tl.max((values != values).to(tl.int32), 0) + spoilt > 0  # which the maximum passes over
-            scale = tl.where(broken, float("nan"), largest / 127.0)
+            most = 448.0 if cache.dtype.element_ty == tl.uint8 else 127.0
+            scale = tl.where(broken, float("nan"), largest / most)
             tl.store(scales + slot * num_heads + head, scale)
             codes = tl.where(scale > 0.0, values / tl.where(scale > 0.0, scale, 1.0), 0.0)
             codes = tl.where(codes == codes, codes, 0.0)
-            codes = codes + 12582912.0 - 12582912.0  # 1.5 * 2^23: rounds half to even
-            values = tl.minimum(tl.maximum(codes, -127.0), 127.0).to(tl.int8)
+            codes = tl.minimum(tl.maximum(codes, -most), most)
+            if cache.dtype.element_ty == tl.uint8:
+                values = as_floats(codes)
+            else:
+                values = (codes + 12582912.0 - 12582912.0).to(tl.int8)  # 1.5 * 2^23: rounds half to even
         else:
             values = tl.where(spoilt > 0, float("nan"), values.to(tl.float32)).to(x.dtype.element_ty)
         tl.store(to + head * cache_head, values, mask=at < D)
@@ -347,12 +352,12 @@ def _attend(
             k_at = k_cache + slot[None, :] * k_slot + kv_head * k_head
             k_main = tl.load(k_at + d[:, None], mask=seen[None, :] & (d[:, None] < D), other=0)
             if IN_CODES:
-                k_main = k_main.to(tl.float32).to(q.dtype.element_ty)  # exact
+                k_main = kept_numbers(k_main, q.dtype.element_ty)
             scores = dot(q_main, k_main)
             if D_TAIL > 0:
                 k_tail = tl.load(k_at + tail[:, None], mask=seen[None, :] & (tail[:, None] < D), other=0)
                 if IN_CODES:
-                    k_tail = k_tail.to(tl.float32).to(q.dtype.element_ty)
+                    k_tail = kept_numbers(k_tail, q.dtype.element_ty)
                 scores += dot(q_tail, k_tail)
             if IN_CODES:
                 scale_at = slot * num_kv_heads + kv_head
@@ -375,7 +380,7 @@ def _attend(
                 v_at = v_cache + slot[:, None] * v_slot + kv_head * v_head
                 v = tl.load(v_at + dv[None, :], mask=seen[:, None] & (dv[None, :] < DV), other=0)
                 if IN_CODES:
-                    v = v.to(tl.float32).to(q.dtype.element_ty)
+                    v = kept_numbers(v, q.dtype.element_ty)
             if IN_CODES:
                 weights *= tl.load(v_scale + scale_at, mask=seen, other=0.0)[None, :]
             acc = acc * shrink[:, None] + dot(weights.to(v.dtype), v)

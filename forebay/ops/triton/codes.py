@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from forebay.formats.quantized import LEVELS, Levels
+from forebay.ops.triton.common import INTERPRETED
 
 _WORDS: Final = np.frombuffer(LEVELS[Levels.IQ4].tobytes(), np.int64)  # eight levels, a byte each
 _IQ4_LOW, _IQ4_HIGH = (tl.constexpr(int(word)) for word in _WORDS)
@@ -64,6 +65,33 @@ def floats(codes):
     """The numbers of E4M3 codes: sign and magnitude as of a float32 whose exponent is 120 too low."""
     codes = codes.to(tl.int32)
     return (((codes & 128) << 24) | ((codes & 127) << 20)).to(tl.float32, bitcast=True) * 1.329227995784916e36
+
+
+@triton.jit
+def as_floats(values):
+    """The E4M3 codes of float32 numbers, rounded half to even, uint8. Their magnitude is 448 at most."""
+    bits = tl.abs(values).to(tl.int32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+    least = ((tl.abs(values) * 512.0 + 12582912.0) - 12582912.0).to(tl.int32)  # multiples of 2^-9, below 2^-6
+    magnitude = tl.minimum(tl.where(bits < (121 << 23), least, normal), 0x7E)
+    return (magnitude | tl.where(values < 0.0, 128, 0)).to(tl.uint8)
+
+
+@triton.jit
+def kept_numbers(codes, dtype: tl.constexpr):
+    """The numbers that the codes of an 8-bit cache stand for, exact in `dtype`.
+
+    Where a matrix unit takes operands from registers (`mma.sync`), the compiler orders the inputs of a sum by the width
+    of the loads behind them; `wgmma` has one order. An instruction that it may not look behind keeps it from that, so
+    that decodes and prompts have the same bits.
+    """
+    if not INTERPRETED:
+        codes = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [codes], codes.dtype, is_pure=False, pack=4)
+    if codes.dtype == tl.uint8:
+        opened = floats(codes)
+    else:
+        opened = codes.to(tl.float32)
+    return opened.to(dtype)
 
 
 @triton.jit

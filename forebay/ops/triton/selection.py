@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forebay.ops.reference.attention import KvCache, PagedKv
 from forebay.ops.reference.selection import SelectionOps, num_selected
+from forebay.ops.triton.codes import kept_numbers
 from forebay.ops.triton.common import dot
 from forebay.ops.triton.launch import kernel
 
@@ -57,7 +58,11 @@ def _index_scores(
     of_heads = (token.to(tl.int64) * HEADS + head)[:, None] * D + d[None, :]
     queries = tl.load(q + of_heads, mask=(head < HEADS)[:, None] & (d < D)[None, :], other=0.0)
     kept = tl.load(keys + slot[None, :] * slot_stride + d[:, None], mask=seen[None, :] & (d < D)[:, None], other=0)
-    scores = dot(queries, kept.to(q.dtype.element_ty))
+    if IN_CODES:
+        kept = kept_numbers(kept, q.dtype.element_ty)
+    else:
+        kept = kept.to(q.dtype.element_ty)
+    scores = dot(queries, kept)
     if IN_CODES:
         scores *= tl.load(factors + slot, mask=seen, other=0.0)[None, :]
     scores = tl.where(scores < 0, 0.0, scores)  # a NaN stays one
