@@ -35,6 +35,7 @@ IMPORTED: Final = (
 )
 FORKED: Final = ("forebay.engine.loop.process", "forebay.cli.member")  # by forked processes; others are interpreters
 _ROOM: Final = "-" * 4096  # an argument in whose place the arguments of a forked process are shown
+_VARIABLES: Final = dict(os.environ)  # before any test has changed them
 _START: Final = child.start
 _NUMBER: Final = struct.Struct("=q")
 _STANDARD: Final = 3  # descriptors
@@ -84,21 +85,16 @@ class Stock:
 
     def __init__(self) -> None:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._variables = _fixed(os.environ)
         with theirs:
             command = [sys.executable, "-m", "tests.integration.forked", str(theirs.fileno()), _ROOM]
             self._process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**_VARIABLES, "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-
-    def can_fork(self, variables: Mapping[str, str]) -> bool:
-        """Return whether what the stock has imported does not depend on how `variables` differ from its own."""
-        return _fixed(variables) == self._variables
 
     def serve(self, words: Sequence[str], variables: Mapping[str, str], output: int) -> Forked:
         """Fork a process that runs `forebay` with these words, in a session of its own, and writes to `output`."""
@@ -114,8 +110,13 @@ def stock() -> Stock:
     return Stock()
 
 
+def can_fork(variables: Mapping[str, str]) -> bool:
+    """Return whether the stock could have imported the same with these variables."""
+    return _fixed(variables) == _fixed(_VARIABLES)
+
+
 def _fixed(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that modules read when they are imported."""
+    """Return the variables that modules read when they are imported, and keys."""
     return {key: value for key, value in variables.items() if key.startswith(("FOREBAY_", "PYTHON", "OMP_", "ATEN_"))}
 
 

@@ -16,7 +16,7 @@ import httpx
 
 from tests import loopback
 from tests.deadlines import wait_until
-from tests.integration.forked import ROOT, Forked, stock
+from tests.integration.forked import ROOT, Forked, can_fork, stock
 
 # Settings that change numbers, of which a CPU, a checkpoint or a size chooses the defaults.
 NUMBERS = ("dtype", "kv_cache_dtype", "mamba_ssm_dtype", "kernels", "quantization", "activation_bits")
@@ -89,7 +89,7 @@ class Tree:
         variables = {**os.environ, "TMPDIR": str(self.temporary)}
         self.server: subprocess.Popen[bytes] | Forked
         with self._log.open("wb") as log:
-            if fresh or before or not stock().can_fork(variables):
+            if fresh or before or not can_fork(variables):
                 self.server = start(command, variables, log.fileno(), before)
             else:
                 self.server = stock().serve(command, variables, log.fileno())
