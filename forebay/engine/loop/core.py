@@ -266,8 +266,7 @@ class EngineCore:
         width = self._width()
         plan = (self.sleeper.transitions if self.sleeper.away else self.scheduler).plan(now, width, self._mixed_limit())
         self.stats.counters["engine.host_seconds"] += self._clock() - now
-        work = 0 if plan is None else work_of(plan, self.scheduler.config.pictures)
-        self.step_limit_s = self._pace.limit_s(max([work, *(step.work for step in self._in_flight)]))
+        work = self._expect(plan)
         if plan is not None:
             if not (self._in_flight or self._progressed):
                 self.stats.last_step_at = now  # the time in which nothing could be done is no step's
@@ -278,6 +277,12 @@ class EngineCore:
         has_output = bool(self.scheduler.outputs.updates) or self.scheduler.handoff.tickets.has_orders
         self._progressed = plan is not None or bool(self._in_flight) or has_output or flushing
         self.stats.counters["engine.busy_seconds"] += self._clock() - now
+
+    def _expect(self, plan: StepPlan | None) -> int:
+        """Return the work of the next step, and set the time limit for the largest of it and the steps in flight."""
+        work = 0 if plan is None else work_of(plan, self.scheduler.config.pictures)
+        self.step_limit_s = self._pace.limit_s(max([work, *(step.work for step in self._in_flight)]))
+        return work
 
     def _width(self) -> int:
         """Return the number of tokens that decodes compute in the next step."""
