@@ -26,7 +26,7 @@ class NotCompiled(Exception):
 
 
 class Kernel:
-    """A function of `triton.jit`, launched as `kernel[grid](*arguments, **constants)`.
+    """A function that Triton compiles, launched as `kernel[grid](*arguments, **constants)`.
 
     Arguments are given in order and constants by name, always in the same order. The process uses one GPU. An op
     launches the kernel that writes its arguments last, so that a `NotCompiled` leaves them as they were.
@@ -84,7 +84,7 @@ class Kernel:
 
 
 def kernel(jit: Any) -> Kernel:
-    """Decorate a function of `triton.jit` that ops launch."""
+    """Decorate a function that Triton compiles and ops launch."""
     return Kernel(jit)
 
 

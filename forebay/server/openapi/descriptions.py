@@ -181,6 +181,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "n": "How many answers; the prompt is computed once.",
     "n_predict": "The most tokens of the answer, by llama.cpp's name; -1: as many as there is room.",
     "name": "Its name.",
+    "namespace": "The namespace of the tool, null of a tool outside of one.",
     "no_stop_trim": "Leave the stop string at the end of the answer.",
     "node": "A branch by its name; in a request, whose branches are wanted, empty for the top.",
     "normalize": "Whether vectors have length 1.",
