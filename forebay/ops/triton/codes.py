@@ -81,8 +81,8 @@ def as_floats(values):
 def kept_numbers(codes, dtype: tl.constexpr):
     """The numbers that the codes of an 8-bit cache stand for, exact in `dtype`.
 
-    Where a matrix unit takes operands from registers (`mma.sync`), the compiler orders the inputs of a sum by the width
-    of the loads behind them; `wgmma` has one order. An instruction that it may not look behind keeps it from that, so
+    Where a matrix unit takes operands from registers (mma.sync), the compiler orders the inputs of a sum by the width
+    of the loads behind them; wgmma has one order. An instruction that it may not look behind keeps it from that, so
     that decodes and prompts have the same bits.
     """
     if not INTERPRETED:
