@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Final
 
-from forebay.backends.backend import Backend, Here, require_gpu
+from forebay.backends.backend import Backend, Here, OpsOptions, require_gpu
 from forebay.base.cpu import Cpu
 from forebay.base.errors import ConfigError
 
@@ -56,11 +56,18 @@ def default_backend(here: Here) -> tuple[str, str]:
     raise ConfigError("no kernel backend suits this machine: name one with --kernels")
 
 
-def make_ops(backend: str, num_threads: int, activation_bits: int = 16, memory: WeightMemory | None = None) -> Ops:
+def make_ops(
+    backend: str,
+    num_threads: int,
+    activation_bits: int = 16,
+    memory: WeightMemory | None = None,
+    *,
+    exact: bool = True,
+) -> Ops:
     """Return the kernels of `backend` on `num_threads` threads.
 
     Raises ConfigError if there is no such backend, it needs a GPU and there is none, or it cannot be made here for
-    another reason. Weights are packed into `memory`; None: into torch's.
+    another reason. The others are those of `OpsOptions`.
     """
     if backend not in BACKENDS:
         raise ConfigError(f"kernel backend {backend!r}: use one of {', '.join(BACKENDS)}")
@@ -69,4 +76,4 @@ def make_ops(backend: str, num_threads: int, activation_bits: int = 16, memory: 
     chosen = BACKENDS[backend]
     if chosen.device == "cuda":
         require_gpu()
-    return chosen.make(num_threads, activation_bits, memory)
+    return chosen.make(OpsOptions(num_threads, activation_bits, memory, exact))

@@ -30,21 +30,30 @@ class Fit(NamedTuple):
     why: str
 
 
+class OpsOptions(NamedTuple):
+    """Settings of the kernels of a backend. `memory`: for packed weights; None: torch's. `exact`: a row's bits may not
+    depend on the other rows."""
+
+    num_threads: int
+    activation_bits: int = 16
+    memory: WeightMemory | None = None
+    exact: bool = True
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backend:
     """One value of `--kernels`.
 
-    `make` takes the number of threads, `activation_bits` and the memory for packed weights. It raises ConfigError if
-    the machine lacks a thing that the backend needs; `make_ops` has checked the GPU of the device "cuda". `fit` is None
-    for a backend that is never the default. Of the others the one with the lowest `order` that suits the machine is the
-    default. `rounds_inputs`: inputs of weights in codes are rounded to `activation_bits`. `widens_bfloat16`: matrices
-    stay in bfloat16 if the model computes in float32. `uses_codes`: weights in codes are faster than the same weights
-    unpacked. `resolve` returns the name of the backend that this one stands for on a CPU.
+    `make` raises ConfigError if the machine lacks a thing that the backend needs; `make_ops` has checked the GPU of the
+    device "cuda". `fit` is None for a backend that is never the default. Of the others the one with the lowest `order`
+    that suits the machine is the default. `rounds_inputs`: inputs of weights in codes are rounded to `activation_bits`.
+    `widens_bfloat16`: matrices stay in bfloat16 if the model computes in float32. `uses_codes`: weights in codes are
+    faster than the same weights unpacked. `resolve` returns the name of the backend that this one stands for on a CPU.
     """
 
     name: str
     about: str
-    make: Callable[[int, int, WeightMemory | None], Ops]
+    make: Callable[[OpsOptions], Ops]
     device: str = "cpu"
     order: int = 0
     fit: Callable[[Here], Fit] | None = None

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from forebay.backends.backend import Backend, Fit, Here
+from forebay.backends.backend import Backend, Fit, Here, OpsOptions
 from forebay.base.cpu import Cpu, this_cpu
 from forebay.base.errors import ConfigError
 from forebay.base.log import event, get_logger
@@ -15,7 +15,6 @@ from forebay.base.variants import AMX, VARIANTS
 
 if TYPE_CHECKING:
     from forebay.ops.interface import Ops
-    from forebay.ops.weight_memory import WeightMemory
 
 _log = get_logger("ops")
 
@@ -36,16 +35,16 @@ def _fit(here: Here) -> Fit:
     return Fit(True, f"{best}, which {Path(found).name} will compile")
 
 
-def _make_best(num_threads: int, activation_bits: int, memory: WeightMemory | None) -> Ops:
+def _make_best(options: OpsOptions) -> Ops:
     """Compile on first use. Without such a CPU or a compiler the ops are torch's, with one warning."""
     from forebay.ops.compiler import BuildError, library
     from forebay.ops.interface import Ops
     from forebay.ops.native.ops import NativeOps
 
-    reasons = []
+    reasons, (num_threads, bits, memory, _) = [], options
     for variant in this_cpu().variants:
         try:
-            return NativeOps(library(variant), variant.name, num_threads, activation_bits, memory)
+            return NativeOps(library(variant), variant.name, num_threads, bits, memory)
         except (BuildError, OSError) as error:
             reasons.append(f"{variant.name}: {error}")
     why = "; ".join(reasons) or "the CPU is not an x86-64 with AVX2 or an aarch64 under Linux"
@@ -53,7 +52,7 @@ def _make_best(num_threads: int, activation_bits: int, memory: WeightMemory | No
     return Ops(num_threads)
 
 
-def _make_variant(name: str, num_threads: int, activation_bits: int, memory: WeightMemory | None) -> Ops:
+def _make_variant(name: str, options: OpsOptions) -> Ops:
     from forebay.ops.compiler import BuildError, library
     from forebay.ops.native.ops import NativeOps
 
@@ -66,7 +65,8 @@ def _make_variant(name: str, num_threads: int, activation_bits: int, memory: Wei
             f"use {', '.join(['native', *variants, 'torch'])}"
         )
     try:
-        return NativeOps(library(variants[name]), name, num_threads, activation_bits, memory)
+        num_threads, bits, memory, _ = options
+        return NativeOps(library(variants[name]), name, num_threads, bits, memory)
     except (BuildError, OSError) as error:
         raise ConfigError(f"the {name} kernels cannot be had: {error}; use native or torch") from error
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from forebay.backends.backend import Backend, Fit
+from forebay.backends.backend import Backend, Fit, OpsOptions
 
 if TYPE_CHECKING:
     from forebay.ops.interface import Ops
-    from forebay.ops.weight_memory import WeightMemory
 
 
-def _make(num_threads: int, activation_bits: int, memory: WeightMemory | None) -> Ops:
+def _make(options: OpsOptions) -> Ops:
     from forebay.ops.interface import Ops
 
-    return Ops(num_threads)
+    return Ops(options.num_threads)
 
 
 BACKENDS: Final = (

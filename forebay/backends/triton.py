@@ -6,13 +6,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from forebay.backends.backend import Backend, Fit, Here
+from forebay.backends.backend import Backend, Fit, Here, OpsOptions
 from forebay.base.errors import ConfigError
 from forebay.base.paths import cache_folder
 
 if TYPE_CHECKING:
     from forebay.ops.interface import Ops
-    from forebay.ops.weight_memory import WeightMemory
 
 
 # Without a workspace cuBLASLt has no kernel that divides a sum between programs, which it would do by the number of
@@ -26,23 +25,26 @@ def _fit(here: Here) -> Fit:
     return Fit(here.has_gpu, "those for GPUs" if here.has_gpu else "")
 
 
-def _make(num_threads: int, activation_bits: int, memory: WeightMemory | None) -> Ops:
+def _make(options: OpsOptions) -> Ops:
     import torch
 
     try:
         from forebay.ops.triton import TritonOps
         from forebay.ops.triton.choices import Choices
-        from forebay.ops.triton.linear import probe
+        from forebay.ops.triton.linear import probe, probe_times
     except ImportError as error:
         raise ConfigError(
             f"the GPU's kernels need Triton, which cannot be imported ({error}): use pip to install it"
         ) from None
+    machine = _machine()
+    try_compiler(machine)
+    file = cache_folder("products") / "choices.json"
+    if not options.exact:
+        return TritonOps("cuda", options.num_threads, Choices(probe_times, file, f"{machine}, any bits"))
     for name, value in _NO_WORKSPACE.items():
         os.environ.setdefault(name, value)
     torch.backends.cuda.preferred_blas_library("cublaslt")
-    machine = _machine()
-    try_compiler(machine)
-    return TritonOps("cuda", num_threads, Choices(probe, cache_folder("products") / "choices.json", machine))
+    return TritonOps("cuda", options.num_threads, Choices(probe, file, machine))
 
 
 def try_compiler(machine: str, device: str = "cuda") -> None:

@@ -318,6 +318,13 @@ class AdapterOptions:
 NO_ADAPTERS: Final = AdapterOptions()
 
 
+class Exact(StrEnum):
+    """Whether tokens may not depend on the other requests of a step, or may if kernels are then faster."""
+
+    ON = "on"
+    OFF = "off"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
     """Settings of the engine process, in groups that are passed on whole to the components that use them."""
@@ -336,6 +343,7 @@ class EngineConfig:
     memory: MemoryOptions
     scheduling: SchedulingOptions
     kinds: KindOptions
+    exact: Exact = Exact.ON
     hisparse: HisparseOptions = NO_HISPARSE
     adapters: AdapterOptions = NO_ADAPTERS
     pictures: PictureOptions = DEFAULT_PICTURES

@@ -23,6 +23,7 @@ from forebay.config.engine_config import (
     DisaggregationMode,
     DisaggregationOptions,
     EngineConfig,
+    Exact,
     KindOptions,
     MemoryOptions,
     SchedulePolicy,
@@ -311,19 +312,11 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
     def asked(name: str) -> str:
         return f"{given[name].origin} ({shown(name, settled[name])})"
 
-    device, dtype, kv_dtype = settled["device"], settled["dtype"], settled["kv_cache_dtype"]
-    if (needed := BACKENDS[str(settled["kernels"])].device) != device:
-        yield f"{asked('kernels')} and {asked('device')}: these kernels are for {needed}"
+    yield from _of_device(settled, asked)
     if settled["activation_bits"] not in (8, 16):
         yield f"{asked('activation_bits')}: use 8 or 16"
     if settled["activation_bits"] == 8 and (why := why_not_rounded(facts, settled)):
         yield f"{asked('activation_bits')}: {why}: leave it out, or use other --kernels or --quantization"
-    if kv_dtype == "float32" != dtype:
-        yield f"{asked('kv_cache_dtype')}: larger than {dtype}, the model's type: use that"
-    if kv_dtype == "bfloat16" != dtype and device == "cuda":
-        yield f"{asked('kv_cache_dtype')}: on a GPU KV in bfloat16 needs --dtype bfloat16: use {dtype}, int8 or fp8"
-    if kv_dtype == "fp8" and device == "cpu":
-        yield f"{asked('kv_cache_dtype')}: a CPU's kernels read 8-bit KV as int8, which takes the same memory: use int8"
     if given["quantization"].value == Quantization.FILE and not (facts.weights.has_codes or facts.draft.has_codes):
         yield (
             f"{asked('quantization')}: {facts.model_path} has no weights in codes that are kept (GGUF's but "
@@ -336,6 +329,21 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
     yield from hisparse.problems(settled, asked, facts.model)
     yield from adapters.problems(settled, asked, lambda name: given[name].source in _REASONS)
     yield from disaggregation.problems(settled, asked)
+
+
+def _of_device(settled: Settled, asked: Callable[[str], str]) -> Iterator[str]:
+    """Yield what the device's kernels do not compute."""
+    device, dtype, kv_dtype = settled["device"], settled["dtype"], settled["kv_cache_dtype"]
+    if (needed := BACKENDS[str(settled["kernels"])].device) != device:
+        yield f"{asked('kernels')} and {asked('device')}: these kernels are for {needed}"
+    if kv_dtype == "float32" != dtype:
+        yield f"{asked('kv_cache_dtype')}: larger than {dtype}, the model's type: use that"
+    if kv_dtype == "bfloat16" != dtype and device == "cuda":
+        yield f"{asked('kv_cache_dtype')}: on a GPU KV in bfloat16 needs --dtype bfloat16: use {dtype}, int8 or fp8"
+    if kv_dtype == "fp8" and device == "cpu":
+        yield f"{asked('kv_cache_dtype')}: a CPU's kernels read 8-bit KV as int8, which takes the same memory: use int8"
+    if settled["exact"] == Exact.OFF and device == "cpu":
+        yield f"{asked('exact')}: a CPU's kernels have equal bits at no cost: leave it out"
 
 
 def _misaligned(asked: Callable[[str], str], facts: Facts, settled: Settled) -> Iterator[str]:

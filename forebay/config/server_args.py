@@ -10,7 +10,7 @@ from typing import Final
 from forebay.backends import BACKENDS, kernels_by_description
 from forebay.base.foreign import ABSENT_VALUES, SYNONYMS
 from forebay.config import adapters, disaggregation, hisparse, kinds, media, pictures, sampling, speculation
-from forebay.config.engine_config import MAX_PAGE_SIZE, CacheIsolation, EvictionPolicy, Ledger, SchedulePolicy
+from forebay.config.engine_config import MAX_PAGE_SIZE, CacheIsolation, EvictionPolicy, Exact, Ledger, SchedulePolicy
 from forebay.config.flag import BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag, in_group
 from forebay.families.embedding import POOLINGS
 from forebay.formats.quantization import Quantization
@@ -124,6 +124,13 @@ _MEMORY: Final = in_group(
         "faster for many tokens and changes answers a little: the default where most weights have up to 6 bits",
         low=8,
         high=16,
+    ),
+    Flag(
+        "exact",
+        TEXT,
+        "off: on a GPU take the fastest products, though tokens may then depend on the other requests of a step",
+        choices=tuple(Exact),
+        default=Exact.ON,
     ),
     Flag("weights_cache_bytes", BYTES, "most bytes of all files of packed weights, which starts map; 0: none", low=0),
     *pictures.FLAGS,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from forebay.base.errors import ConfigError
+from forebay.config.engine_config import Exact
 from forebay.config.gpu import GpuLimits, GpuMemory, limits_for
 from forebay.config.machine import Amount
 from forebay.config.resolve import Survey, resolve
@@ -42,6 +43,13 @@ def test_kv_in_eight_bits_on_a_gpu_takes_half_of_bfloat16_and_its_scales(name: s
 def test_kv_in_bfloat16_beside_float32_on_a_gpu_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--kv-cache-dtype \(bfloat16\).*needs --dtype bfloat16: use float32, int8"):
         resolve({"device": "cuda", "dtype": "float32", "kv_cache_dtype": "bfloat16"}, survey=H100)
+
+
+def test_exact_is_on_by_default_and_off_on_a_gpu_alone() -> None:
+    assert resolve({"device": "cuda"}, survey=H100).engine.exact is Exact.ON
+    assert resolve({"device": "cuda", "exact": "off"}, survey=H100).engine.exact is Exact.OFF
+    with pytest.raises(ConfigError, match=r"--exact \(off\): a CPU's kernels have equal bits at no cost: leave it out"):
+        resolve({"exact": "off"}, survey=H100)
 
 
 def test_more_requests_than_a_gpu_has_by_default_are_not_all_captured() -> None:

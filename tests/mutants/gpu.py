@@ -66,6 +66,13 @@ GPU: Final[tuple[Mutant, ...]] = (
         "ops/test_triton_choices.py::test_c31_a_product_whose_bits_depend_on_the_number_of_rows_is_found",
     ),
     Mutant(
+        "C31 products are chosen by their bits, unless exact is off",
+        "backends/triton.py",
+        "    if not options.exact:\n",
+        "    if options.exact:\n",
+        "ops/test_triton_choices.py::test_c31_bits_are_compared_and_workspaces_left_out_unless_exact_is_off",
+    ),
+    Mutant(
         "C31 a token's experts are added up in the token's own order",
         "ops/triton/experts.py",
         "row = token * choices + j\n",

@@ -5,16 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from forebay.backends import triton as backend
+from forebay.backends.backend import OpsOptions
 from tests.ops.helpers import assert_same_bits, normal
 
 pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
-from forebay.ops.triton import TritonOps
-from forebay.ops.triton.choices import ALL_ROWS, FEW_ROWS, PROBED_ROWS, Choice, Choices, Product, choose, rows_agree
+from forebay.ops.triton import TritonOps, linear
+from forebay.ops.triton.choices import (
+    ALL_ROWS,
+    FEW_ROWS,
+    PROBED_ROWS,
+    Choice,
+    Choices,
+    Product,
+    choose,
+    fastest,
+    rows_agree,
+)
 
 ROWS = normal((PROBED_ROWS[-1], 3), torch.float32, seed=1)
 
@@ -52,6 +66,29 @@ def test_c31_a_product_whose_bits_depend_on_the_number_of_rows_is_found(num_rows
     assert choose([exact, differing(num_rows, row)], [exact] * 2, ROWS, lambda *_: 1.0).own_rows == ALL_ROWS
 
 
+@pytest.mark.parametrize(
+    ("few_us", "many_us", "own_rows", "name"),
+    [
+        (11.0, 1.0, 0, "cublas"),
+        (9.0, 99.0, FEW_ROWS, f"triton up to {FEW_ROWS} rows, cublas"),
+        (9.0, 9.0, ALL_ROWS, "triton"),
+    ],
+)
+def test_fastest_takes_the_faster_product_for_few_and_many_rows_whatever_their_bits(
+    few_us: float, many_us: float, own_rows: int, name: str
+) -> None:
+    their, our = differing(17), differing(64)
+
+    def time_us(product: Product, rows: Tensor) -> float:
+        return 10.0 if product is their else few_us if len(rows) <= FEW_ROWS else many_us
+
+    choice = fastest([their, exact], [our, exact], ROWS, time_us)
+    assert (choice.own_rows, choice.name) == (own_rows, name)
+    assert choice.why.startswith(
+        f"bits are not compared (--exact off): {few_us:,.0f} us of Triton's for 64 rows, 10 of"
+    )
+
+
 def test_c31_triton_computes_few_rows_if_it_is_faster_and_has_the_same_bits() -> None:
     def ours(x: Tensor) -> Tensor:
         return exact(x)
@@ -87,7 +124,7 @@ def test_choices_are_probed_once_for_each_shape_and_machine_and_kept(tmp_path: P
         assert len(probed) == expected
         assert list(choices.found) == ["float32 4 x 8", "bfloat16 4 x 8"]
     assert choices.found["float32 4 x 8"] == Choice(FEW_ROWS, "faster (kept)")
-    assert choices.found["float32 4 x 8"].name == "triton up to 64 rows, cublaslt"
+    assert choices.found["float32 4 x 8"].name == "triton up to 64 rows, cublas"
 
 
 @pytest.mark.parametrize(
@@ -122,3 +159,22 @@ def test_packed_weights_have_the_choice_and_the_start_up_table_names_it() -> Non
         if not own_rows:
             assert_same_bits(ops.linear(x, packed), library)
         torch.testing.assert_close(ops.linear(x, packed), library)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_c31_bits_are_compared_and_workspaces_left_out_unless_exact_is_off(
+    exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries: list[str] = []
+    environ: dict[str, str] = {}
+    monkeypatch.setattr(backend, "_machine", lambda: "an H100")
+    monkeypatch.setattr(backend, "try_compiler", lambda machine: None)
+    monkeypatch.setattr(backend, "os", SimpleNamespace(environ=environ))
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", libraries.append)
+    [declared] = backend.BACKENDS
+    ops: Any = declared.make(OpsOptions(1, exact=exact))
+    assert libraries == (["cublaslt"] if exact else [])
+    assert environ.get("CUBLASLT_WORKSPACE_SIZE") == ("1" if exact else None)
+    choices = ops._choices
+    assert choices._probe is (linear.probe if exact else linear.probe_times)
+    assert choices._machine == ("an H100" if exact else "an H100, any bits")

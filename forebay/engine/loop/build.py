@@ -24,7 +24,7 @@ from forebay.base.log import event, get_logger
 from forebay.base.parts import I32
 from forebay.base.units import human_bytes
 from forebay.config.config import SETTINGS
-from forebay.config.engine_config import EngineConfig, SchedulerConfig, SpeculationOptions, SpeculativeAlgorithm
+from forebay.config.engine_config import EngineConfig, Exact, SchedulerConfig, SpeculationOptions, SpeculativeAlgorithm
 from forebay.config.machine import Amount, available_memory
 from forebay.config.pictures import PictureConfig
 from forebay.engine.frames import Ready
@@ -98,7 +98,8 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     asked, (config, budget) = config, _divided(config, checkpoint.config, draft_head)
     regions = _regions(config)
     memory = WeightMemory(partial(regions.take, Tag.WEIGHTS, large_pages=True))
-    ops = make_ops(config.kernels, config.num_threads, config.activation_bits, memory)
+    exact = config.exact is Exact.ON
+    ops = make_ops(config.kernels, config.num_threads, config.activation_bits, memory, exact=exact)
     with _within_memory(config):
         cache = PackedCache(config, ops, regions)
         weights = EngineWeights(config, checkpoint, ops, cache, num_positions=budget.context_length)

@@ -42,7 +42,7 @@ class Choice:
     @property
     def name(self) -> str:
         """The name for the start-up table."""
-        return {0: "cublaslt", FEW_ROWS: f"triton up to {FEW_ROWS} rows, cublaslt", ALL_ROWS: "triton"}[self.own_rows]
+        return {0: "cublas", FEW_ROWS: f"triton up to {FEW_ROWS} rows, cublas", ALL_ROWS: "triton"}[self.own_rows]
 
 
 def rows_agree(product: Product, rows: Tensor) -> bool:
@@ -72,6 +72,22 @@ def choose(
     if our_us < _GAIN * their_us:
         return Choice(FEW_ROWS, f"{known} and Triton's: {times}")
     return Choice(0, f"{known}: {times}")
+
+
+def fastest(
+    theirs: Sequence[Product], ours: Sequence[Product], rows: Tensor, time_us: Callable[[Product, Tensor], float]
+) -> Choice:
+    """Choose by the time of the first product alone, for few rows and for many: as `choose`, for `--exact off`."""
+    own_rows, reasons = 0, []
+    for count, wins in ((FEW_ROWS, FEW_ROWS), (len(rows), ALL_ROWS)):
+        ours_us, theirs_us = (time_us(product[0], rows[:count]) for product in (ours, theirs))
+        reasons.append(
+            f"{ours_us:,.0f} us of Triton's for {min(count, len(rows)):,} rows, {theirs_us:,.0f} of cuBLAS's"
+        )
+        if ours_us >= theirs_us:
+            break
+        own_rows = wins
+    return Choice(own_rows, f"bits are not compared (--exact off): {'; '.join(reasons)}")
 
 
 class Choices:

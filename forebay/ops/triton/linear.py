@@ -8,6 +8,7 @@ Shape letters: T tokens, N and K a layer's outputs and inputs, G groups of rows.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from forebay.formats.quantized import LEVELS, CodeFormat, GroupQuantized, Levels, StoredCodes, joined
 from forebay.formats.small_floats import E4M3, E8M0_BIAS
 from forebay.ops.linear import LinearOps, LinearWeight
-from forebay.ops.triton.choices import FEW_ROWS, PROBED_ROWS, Choice, Choices, Product, choose
+from forebay.ops.triton.choices import FEW_ROWS, PROBED_ROWS, Choice, Choices, Product, choose, fastest
 from forebay.ops.triton.products import LOW_BITS, product
 
 _PROBE_BYTES: Final = 256 << 20  # that a product of so many rows may take
@@ -224,14 +225,19 @@ def _packed(form: CodeFormat | None, in_features: int, *, values: Tensor, **part
     return TritonLinearWeight(**everything, form=form, in_features=in_features, addresses=where)
 
 
-def probe(weight: Tensor) -> Choice:
+def probe_times(weight: Tensor) -> Choice:
+    """Choose the product of a dense weight on a GPU by its times there, whatever its bits."""
+    return probe(weight, fastest)
+
+
+def probe(weight: Tensor, chooses: Callable[..., Choice] = choose) -> Choice:
     """Choose the product of a dense weight on a GPU, by its bits and times there."""
     most = max(count for count in PROBED_ROWS if count == 1 or 4 * count * len(weight) <= _PROBE_BYTES)
     rows = torch.randn(most, weight.shape[1], device=weight.device).to(weight.dtype)
     packed = _packed(None, weight.shape[1], values=weight)
     theirs = (lambda x: F.linear(x, weight), lambda x: _sums(x, weight))
     ours = (lambda x: own_product(x, packed, x.dtype), lambda x: own_product(x, packed, torch.float32))
-    return choose(theirs, ours, rows, _time_us)
+    return chooses(theirs, ours, rows, _time_us)
 
 
 def _time_us(product: Product, rows: Tensor) -> float:
