@@ -28,7 +28,7 @@ from forebay.formats.store import find_model
 from tests.deadlines import HANGS_S, Watchdog
 from tests.tiers import LONG_S, mark_long_cases, unmarked_long
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")  # the first takes least CPU
 
 os.environ.update(this_cpu().library_limits)  # torch reads them when it first computes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -28,6 +27,9 @@ ARGUMENTS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    # All pages are in one process of the browser: a test's page takes three quarters of the CPU.
+    "--disable-site-isolation-trials",
+    "--renderer-process-limit=1",
 ]
 
 
@@ -46,13 +48,12 @@ def playwright() -> Iterator[Playwright]:
 
 
 @pytest.fixture(scope="module")
-def chromium(playwright: Playwright, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserContext]:
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("no Chromium on this machine: install the package `chromium` to run the browser tests")
+def chromium(
+    playwright: Playwright, browser: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BrowserContext]:
     context = playwright.chromium.launch_persistent_context(
         tmp_path_factory.mktemp("profile"),
-        executable_path=path,
+        executable_path=browser,
         headless=True,
         args=ARGUMENTS,
         viewport={"width": 1200, "height": 800},
@@ -125,13 +126,19 @@ Open = Callable[..., Running]
 
 @pytest.fixture
 def open_console(launch: Open, page: Page, watch: Watch, tokenizer: Tokenizer) -> Open:
-    """`open_console(text, ...)`: the page of a server whose model always answers `text`, a token each 5 ms."""
+    """`open_console(text, ...)`: the page of a server whose model always answers `text`, a token each `interval_s`."""
 
-    def go(text: str = "", *, make_engine: Callable[[], FakeEngine] | None = None, **config: object) -> Running:
+    def go(
+        text: str = "",
+        *,
+        make_engine: Callable[[], FakeEngine] | None = None,
+        interval_s: float = 0.0,
+        **config: object,
+    ) -> Running:
         def saying(prompt: list[int], params: SamplingParams) -> list[int]:
             return [*tokenizer.encode(text), END]
 
-        server = launch(make_engine or (lambda: FakeEngine(saying, interval_s=0.005)), **config)
+        server = launch(make_engine or (lambda: FakeEngine(saying, interval_s=interval_s)), **config)
         watch.origin = server.url
         page.goto(server.url)
         return server

@@ -68,7 +68,7 @@ def test_a_prompt_sent_before_the_models_name_has_come_is_answered(
 
 
 def test_prompt_is_answered_in_a_stream_with_a_line_of_figures(open_console: Open, page: Page) -> None:
-    open_console("The answer is **forty-two**, and it took a while to find.")
+    open_console("The answer is **forty-two**, and it took a while to find.", interval_s=0.005)
     expect(page.locator("#ready")).to_have_text("ready")
     expect(page.locator("#model")).to_have_text("tiny")
     ask(page, "What is the answer?")
@@ -110,7 +110,7 @@ def test_stop_ends_the_request_and_keeps_the_text(open_console: Open, page: Page
 
 
 def test_hostile_output_is_inert(open_console: Open, page: Page) -> None:
-    open_console(HOSTILE)
+    open_console(HOSTILE, interval_s=0.001)  # most of its beginnings are shown, too
     ask(page)
     answer = page.get_by_role("article", name="Answer")
     expect(answer.locator(".stats")).to_contain_text("stop")
