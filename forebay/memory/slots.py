@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, Self
 
 import numpy as np
@@ -229,9 +230,9 @@ class Slots:
         self._book_drawn()
         claimed = self._claimed
         claimed.fill(NO_OWNER)
-        for holder in (*holders, Holder(GROUP, as_ids(self._group)), Holder(FREE, self._stack[: self._top])):
-            for ids in _parts(holder.ids):
-                self._claim(ids, holder.owner)
+        own = Holder(GROUP, as_ids(self._group)), Holder(FREE, self._stack[: self._top])
+        for batch in _batches(chain(holders, own)):
+            self._claim(batch)
         num_wrong, first = 0, 0
         for part in _ranges(len(claimed)):
             booked = np.maximum(self.owner[part], FREE)
@@ -245,14 +246,18 @@ class Slots:
                 f"but held by {_name(int(claimed[first]))}; {num_wrong} slots differ in all"
             )
 
-    def _claim(self, ids: Ids, owner: int) -> None:
-        """Enter a holder's slots for the audit. Raise LedgerError if another holder has one of them, or it twice."""
+    def _claim(self, holders: Sequence[Holder]) -> None:
+        """Enter the holders' slots for the audit. Raise LedgerError if one of them has another holder too."""
+        ids = np.concatenate([holder.ids for holder in holders])
+        owners = np.repeat([holder.owner for holder in holders], [len(holder.ids) for holder in holders])
+        marks = np.arange(len(ids))
         twice = (self._claimed[ids] != NO_OWNER) | (self.owner[ids] == QUARANTINE)
-        marks = self._marks[: len(ids)]
         self._claimed[ids] = marks
-        if twice.any() or self._claimed[ids].tobytes() != marks.tobytes():
-            raise LedgerError(f"{self.name}: {_few(ids)} of {_name(owner)} have another holder too")
-        self._claimed[ids] = owner
+        twice |= self._claimed[ids] != marks
+        if twice.any():
+            owner = int(owners[twice][0])
+            raise LedgerError(f"{self.name}: {_few(ids[owners == owner])} of {_name(owner)} have another holder too")
+        self._claimed[ids] = owners
 
     def _rightful(self, ids: Ids, owner: int) -> Ids:
         inside = (ids > PAD) & (ids <= self.capacity)
@@ -291,8 +296,19 @@ def _ranges(length: int) -> Iterator[slice]:
     return (slice(first, min(first + _AUDITED, length)) for first in range(0, length, _AUDITED))
 
 
-def _parts(ids: Ids) -> Iterator[Ids]:
-    return (ids[part] for part in _ranges(len(ids)))
+def _batches(holders: Iterable[Holder]) -> Iterator[list[Holder]]:
+    """Return the holders in batches of at most `_AUDITED` slots, those of more slots in parts."""
+    batch, room = list[Holder](), _AUDITED
+    for holder in holders:
+        for part in _ranges(len(holder.ids)):
+            ids = holder.ids[part]
+            if len(ids) > room:
+                yield batch
+                batch, room = [], _AUDITED
+            batch.append(Holder(holder.owner, ids))
+            room -= len(ids)
+    if batch:
+        yield batch
 
 
 def as_ids(values: Sequence[int]) -> Ids:

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from forebay.memory.holding import Allocation
-from forebay.memory.kinds.kind import AttachedKind, Kind, LockedKind
-from forebay.memory.radix_node import Node
+from forebay.memory.kinds.kind import Kind, LockedKind
 from forebay.memory.slots import CACHE, NO_OWNER, NO_SLOT, Holder
 from forebay.requests.request import Request
 from forebay.scheduler.memory.pools import Pools
@@ -35,13 +34,13 @@ def _audit_kind(kind: Kind, pools: Pools, allocations: Sequence[Allocation]) -> 
     if isinstance(kind, LockedKind):
         kind.check_locks(allocations, [holding for _, holding in released])
     slots = [*map(kind.holder, allocations), *(Holder(owner, holding.ids) for owner, holding in released)]
-    kind.slots.audit(chain(_owned(slots), _cached(kind, pools.cache.index.nodes())))
+    kind.slots.audit(chain(_owned(slots), _cached(kind, pools)))
 
 
 def _owned(holders: Iterable[Holder]) -> Iterator[Holder]:
     return (holder for holder in holders if holder.owner != NO_OWNER)
 
 
-def _cached(kind: Kind, nodes: Iterable[Node]) -> Iterator[Holder]:
-    parts = [part for part in kind.parts if isinstance(part, AttachedKind)]
-    return (part.cached([node]) for node in nodes for part in parts)
+def _cached(kind: Kind, pools: Pools) -> Iterator[Holder]:
+    parts = [part for part in pools.kinds.attached if part in kind.parts]
+    return (part.cached([node]) for node in pools.cache.index.nodes() for part in parts)
