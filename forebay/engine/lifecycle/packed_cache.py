@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import time
@@ -183,6 +184,7 @@ class PackedCache:
         log.info(event("weights_cache_written", path=path, size=human_bytes(size), seconds=time.monotonic() - began))
 
 
+@functools.cache
 def _program_digest() -> str:
     """Return the digest of the source files that decide on packed weights. All of them take 50 ms."""
     digest, package = hashlib.blake2b(digest_size=16), Path(__file__).parents[2]
