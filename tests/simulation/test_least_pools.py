@@ -12,16 +12,16 @@ from tests.simulation import adapting_pair, pair, simulator, sleeping, sleeping_
 from tests.simulation.workload import least_pools
 
 SIMULATORS: dict[str, tuple[Callable[[int], object], int]] = {
-    "simulator": (simulator.run_seed, 40),
-    "sleeping": (sleeping.run_seed, 40),
-    "pair": (pair.run_pair, 12),
-    "sleeping_pair": (sleeping_pair.run_seed, 12),
-    "adapting_pair": (adapting_pair.run_seed, 12),
+    "simulator": (simulator.run_seed, 16),
+    "sleeping": (sleeping.run_seed, 16),
+    "pair": (pair.run_pair, 6),
+    "sleeping_pair": (sleeping_pair.run_seed, 6),
+    "adapting_pair": (adapting_pair.run_seed, 6),
 }
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 50))])
+@pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 120))])
 @pytest.mark.parametrize("name", SIMULATORS)
 def test_c8_steps_take_what_was_promised_from_the_least_pools(name: str, chunk: int) -> None:
     run, count = SIMULATORS[name]
@@ -40,4 +40,4 @@ def test_a_kind_that_promises_too_little_is_found(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(declaration, "window_reserve", too_little)
     with least_pools(), pytest.raises(Exception, match="rows took"):
-        simulator.run_seeds(range(200))
+        simulator.run_seeds(range(20, 200))

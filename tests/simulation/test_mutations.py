@@ -38,8 +38,10 @@ FOUND_AT = {
     "prompt_logprobs_are_sent_twice_after_a_retraction": 46,
     "splitting_an_edge_leaves_the_state_with_the_upper_part": 19,
     "the_prompt_is_compared_with_what_its_admission_left_of_the_cache": 26,
+    "the_queue_counts_as_time_without_a_token": 6,
     "tracking_slots_do_not_take_turns": 25,
     "what_a_failed_request_computed_is_adopted": 95,
+    "what_has_not_come_back_from_the_host_is_adopted": 6,
 }
 
 

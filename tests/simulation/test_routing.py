@@ -10,7 +10,7 @@ import pytest
 from tests.simulation.routing import RoutingOutcome, main, run_routing
 
 SEEDS_PER_CHUNK = 20
-QUICK, ALL = 2, 100
+QUICK, ALL = 1, 100
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,6 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL", "forebay.route")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "chunk", [*range(QUICK), *(pytest.param(i, marks=pytest.mark.slow) for i in range(QUICK, ALL))]
 )

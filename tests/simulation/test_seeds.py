@@ -13,8 +13,9 @@ import pytest
 from tests.simulation.event_log import Outcome
 from tests.simulation.simulator import main, run_seed
 
-SEEDS_PER_CHUNK, REPLAYED = 100, 5
-QUICK, ALL = 2, 100  # chunks: what every run of the suite does, and what the long tier does (B-1)
+SEEDS_PER_CHUNK, REPLAYED = 100, 3
+HASHED = 16  # seeds
+QUICK, ALL = 1, 100  # chunks: what every run of the suite does, and what the long tier does (B-1)
 SLOW = [pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(QUICK, ALL)]
 
 
@@ -41,25 +42,23 @@ def test_b1_b3_b7_c19_c27_every_request_ends_once_with_the_references_tokens(chu
 
 
 def test_b7_the_event_log_does_not_depend_on_pythons_hash_seed() -> None:
-    code = "from tests.simulation.simulator import run_seed; print(*(run_seed(s).digest for s in range(25)))"
-    logs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(__file__).parents[2],
-        ).stdout
-        for hash_seed in ("0", "1", "random")
-    }
-    assert len(logs) == 1
+    code = f"from tests.simulation.simulator import run_seed; print(*(run_seed(s).digest for s in range({HASHED})))"
+    other = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"
+    log = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": other},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    ).stdout
+    assert log.split() == [run_seed(seed).digest for seed in range(HASHED)]
 
 
 def test_the_command_line_runs_a_range_and_replays_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", "0:3", "--jobs", "1"]) == 0
+    assert main(["--seeds", "0:2", "--jobs", "1"]) == 0
     told = capsys.readouterr().out
-    assert "seeds 3" in told
-    assert sum((run_seed(seed) for seed in (2, 0, 1)), Outcome(seeds=0)).digest in told
-    assert main(["--seed", "2"]) == 0
-    assert run_seed(2).digest in capsys.readouterr().out
+    assert "seeds 2" in told
+    assert sum((run_seed(seed) for seed in (1, 0)), Outcome(seeds=0)).digest in told
+    assert main(["--seed", "1"]) == 0
+    assert run_seed(1).digest in capsys.readouterr().out
