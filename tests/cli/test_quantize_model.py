@@ -13,7 +13,7 @@ from forebay.cli.main import main
 from forebay.config.resolve import resolve
 from forebay.engine.loop.build import build_engine
 from forebay.models import quantized_copy
-from tests.engine.test_every_model_type import PROMPTS, tokens_of
+from tests.engine.starts import PROMPTS, tokens_of
 
 MAKE = ["models", "make", "--like", "qwen3", "--hidden-size", "64", "--num-layers", "2"]
 

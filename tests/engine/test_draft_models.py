@@ -16,7 +16,8 @@ from forebay.cli.main import main
 from forebay.config.resolve import resolve
 from forebay.engine.loop.build import build_engine
 from tests.engine.conftest import is_greedy
-from tests.engine.test_every_model_type import PROMPTS, check_twice, tokens_of
+from tests.engine.starts import PROMPTS, tokens_of
+from tests.engine.test_every_model_type import check_twice
 from tests.kernels import NATIVE
 from tests.models.test_gguf import convert
 from tests.models.tiny import VOCAB, shared_tiny

@@ -19,8 +19,8 @@ from forebay.families import HEADS
 from forebay.families.checkpoint import open_checkpoint
 from forebay.models import needs_of
 from forebay.models.eagle import taps_of
+from tests.engine.starts import PROMPTS, tokens_of
 from tests.engine.test_draft_models import with_tokens
-from tests.engine.test_every_model_type import PROMPTS, tokens_of
 from tests.kernels import NATIVE
 from tests.models.eagles import make_head, make_target
 from tests.models.tiny import shared_tiny

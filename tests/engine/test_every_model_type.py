@@ -5,29 +5,12 @@ from __future__ import annotations
 import pytest
 
 from forebay.config.resolve import resolve
-from forebay.engine.frames import AddRequest
 from forebay.engine.loop.build import build_engine
 from forebay.engine.loop.core import EngineCore
-from forebay.requests.sampling_params import SamplingParams
 from tests.engine.conftest import is_greedy
+from tests.engine.starts import NEW_TOKENS, PROMPTS, tokens_of
 from tests.kernels import NATIVE
 from tests.models.tiny import CASES, Tiny, by_tier, page_size_of, shared_tiny
-
-PROMPTS = [[5, 9, 13, 17, 21, 25, 29], [3, 4], [90, 80, 70, 60, 50, 40, 30, 20, 10, 11, 12, 13, 14, 15, 16, 17]]
-NEW_TOKENS = 12
-
-
-def tokens_of(core: EngineCore, prompts: list[list[int]]) -> list[list[int]]:
-    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
-    tokens: dict[int, list[int]] = {}
-    for request_id, prompt in enumerate(prompts, start=1):
-        assert core.add(AddRequest(request_id=request_id, prompt_token_ids=prompt, params=params)) == []
-        tokens[request_id] = []
-    while not core.idle:
-        for update in core.step():
-            assert update.failure is None
-            tokens[update.request_id] += update.token_ids
-    return list(tokens.values())
 
 
 def check_twice(core: EngineCore, tiny: Tiny) -> None:

@@ -29,7 +29,7 @@ from forebay.families.model_config import config_from_folder
 from forebay.pools.regions import Tag
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import MissReason, Update
-from tests.engine.test_every_model_type import NEW_TOKENS, PROMPTS, tokens_of
+from tests.engine.starts import NEW_TOKENS, PROMPTS, tokens_of
 from tests.kernels import NATIVE
 from tests.models.assistants import make_assistant
 from tests.models.eagles import make_head, make_target

@@ -15,18 +15,15 @@ import pytest
 
 from forebay.base import fault
 from forebay.base.errors import ModelError
-from forebay.config.resolve import resolve
 from forebay.engine.lifecycle import packed_cache
-from forebay.engine.loop.build import build_engine
 from forebay.engine.loop.core import EngineCore
 from forebay.formats import weights_cache
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import GroupQuantized
 from forebay.ops.native.linear import NativeLinear
 from forebay.requests.updates import FinishReason, Update
-from tests.engine.test_every_model_type import PROMPTS, tokens_of
+from tests.engine.starts import PROMPTS, start, tokens_of
 from tests.engine.test_sleep import other_weights, poison
-from tests.kernels import NATIVE
 from tests.models.tiny import make_oracle
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -72,15 +69,6 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     original = NativeLinear.quantize_into
     monkeypatch.setattr(NativeLinear, "quantize_into", quantize_into)
     return found
-
-
-def start(path: Path, **flags: Any) -> tuple[EngineCore, str]:
-    """The engine, and what the start-up table has about the cache."""
-    asked = {"model": str(path), "dtype": "float32", "chunked_prefill_size": 5, "page_size": 4, "context_length": 64}
-    asked |= {"kv_cache_bytes": "4MiB", "max_running_requests": 8, "kernels": NATIVE, "quantization": "int4"}
-    core, ready = build_engine(resolve({"weights_cache_bytes": "64MiB", **asked, **flags}).engine)
-    (outcome,) = [f"{value}: {reason}" for _, item, value, reason in ready.report if item == "weights cache"]
-    return core, outcome
 
 
 def plain(path: Path, **flags: Any) -> list[list[int]]:

@@ -22,8 +22,7 @@ from pathlib import Path
 from forebay.engine.lifecycle import packed_cache
 from forebay.formats.quantization import Quantization
 from forebay.ops.native.linear import NativeLinear
-from tests.engine.test_every_model_type import PROMPTS, tokens_of
-from tests.engine.test_weights_cache import start
+from tests.engine.starts import PROMPTS, start, tokens_of
 
 model, folder, signs, speed = map(Path, sys.argv[1:])
 packed_cache.cache_of_weights = lambda: folder
