@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 from forebay.base.toolchain import find_compiler
 from forebay.base.variants import VARIANTS
-from forebay.ops.compiler import SOURCES
+from forebay.ops.compiler import SOURCES, _text
 from forebay.ops.native.kernels import RESULTS, SIGNATURES
 
 Signature = tuple[Any, list[Any]]  # what it returns and takes
@@ -56,10 +57,22 @@ def ctype(declared: str) -> Any:
     return ctypes.c_void_p if "*" in words else BY_VALUE[words[0]]
 
 
-def without_headers(folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def signatures_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, tuple[str, ...]], dict[str, Signature]]:
+    """Return the signatures of a source with these macros. Macros that it does not name make no difference."""
+    folder = tmp_path_factory.mktemp("sources")
     for path in SOURCES.iterdir():
         (folder / path.name).write_text(re.sub(r"#include <.*>", "", path.read_text()))
-    return folder
+
+    @cache
+    def of_named(source: str, macros: tuple[str, ...]) -> dict[str, Signature]:
+        return signatures(opened(folder, source, tuple(f"-D{macro}" for macro in macros)))
+
+    def of(source: str, macros: tuple[str, ...]) -> dict[str, Signature]:
+        text = _text(SOURCES / source)
+        return of_named(source, tuple(macro for macro in macros if macro in text))
+
+    return of
 
 
 @cache
@@ -90,13 +103,16 @@ def test_a_function_is_found_in_a_macro_with_its_types_in_order(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_each_kernel_takes_what_python_gives(variant: Any, tmp_path: Path) -> None:
-    folder = without_headers(tmp_path)
+def test_each_kernel_takes_what_python_gives(
+    variant: Any, signatures_of: Callable[[str, tuple[str, ...]], dict[str, Signature]]
+) -> None:
     # What the processor's flags define, which not every compiler has.
-    defines = {"-mavx512f": "-D__AVX512F__", "-march=armv8-a": "-D__aarch64__"}
-    flags = (*(defines.get(flag, flag) for flag in variant.flags), *(f"-D{macro}" for macro, _ in variant.options))
-    flags = tuple(flag for flag in flags if flag.startswith("-D"))
-    found = signatures("".join(opened(folder, path.name, flags) for path in SOURCES.glob("*.cpp")))
+    defines = {"-mavx512f": "__AVX512F__", "-march=armv8-a": "__aarch64__"}
+    flags = (*(defines.get(flag, flag) for flag in variant.flags), *(macro for macro, _ in variant.options))
+    macros = tuple(flag.removeprefix("-D") for flag in flags if not flag.startswith("-m"))
+    found: dict[str, Signature] = {}
+    for path in SOURCES.glob("*.cpp"):
+        found |= signatures_of(path.name, macros)
     called = {name: signature for name, signature in found.items() if not NOT_FROM_PYTHON.fullmatch(name)}
     assert called == {name: declared(name) for name in called}
     unused = [p for p in SIGNATURES if not any(re.fullmatch(p.replace("{}", SUFFIXES), name) for name in called)]

@@ -10,7 +10,7 @@ import torch
 from tests.ops.helpers import PagedCase, assert_same_bits
 from tests.ops.triton_device import HAS_GPU, ON_EACH_DEVICE, OnDevice, TritonOps, attention
 
-LENGTH, OTHER = 200, 20
+LENGTH, OTHER = 136, 20
 SEGMENT = 64
 segment_of = attention._segment
 CASES: dict[str, dict[str, Any]] = {
