@@ -15,10 +15,14 @@ GONE = Failure("EngineError", "aborted", "the client went away")
 N = 45
 
 
-def code_of(half: Half, ticket: Ticket) -> str:
+def failure_of(half: Half, ticket: Ticket) -> Failure:
     broken = half.wait(Broken, ticket)
     assert isinstance(broken, Broken)
-    return broken.failure.code
+    return broken.failure
+
+
+def code_of(half: Half, ticket: Ticket) -> str:
+    return failure_of(half, ticket).code
 
 
 def assert_ends(half: Half, ticket: Ticket) -> None:

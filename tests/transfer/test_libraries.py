@@ -17,7 +17,7 @@ from forebay.base.errors import ConfigError
 from forebay.config.engine_config import DisaggregationMode
 from forebay.requests.transfers import Closed
 from tests.transfer import fake_libraries
-from tests.transfer.ends import STEADY, N, code_of
+from tests.transfer.ends import STEADY, N, code_of, failure_of
 from tests.transfer.fake_libraries import TransferEngine, nixlAgent
 from tests.transfer.pair import half, pair, sent
 
@@ -111,7 +111,7 @@ def test_nixl_write_that_ends_with_another_status_breaks_the_ticket(monkeypatch:
     with pair(backend="nixl", options=STEADY) as (prefill, decode):
         monkeypatch.setattr(nixlAgent, "getXferStatus", lambda *_: -3)
         made = sent(prefill, decode, N)
-        assert code_of(prefill, made.ticket)
+        assert "NIXL ended a write with -3" in failure_of(prefill, made.ticket).message
         assert code_of(decode, made.ticket)
 
 
@@ -157,5 +157,5 @@ def test_nixl_write_that_the_library_refuses_breaks_the_ticket(monkeypatch: pyte
     with pair(backend="nixl", options=STEADY) as (prefill, decode):
         monkeypatch.setattr(nixlAgent, "createXferReq", refuse)
         made = sent(prefill, decode, N)
-        assert code_of(prefill, made.ticket)
+        assert "NIXL: nixlInvalidParamError: no such peer" in failure_of(prefill, made.ticket).message
         assert code_of(decode, made.ticket)
