@@ -30,14 +30,16 @@ concurrency = thread, multiprocessing
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Covered:
     """`tests[file][line]` are the tests that run a line of a file below `forebay/`: node ids without parameters, and
-    files whose fixtures or processes run it. `seconds` is how long each test takes, all its cases together."""
+    files whose fixtures or processes run it. `seconds` is how long each test takes, all its cases together. `failed`
+    are those that fail without any change."""
 
     tests: dict[str, dict[int, list[str]]]
     seconds: dict[str, float]
+    failed: Sequence[str] = ()
 
     def by(self, file: str, lines: Iterable[int]) -> set[str]:
-        """Return the tests that run one of `lines`."""
-        return {test for line in lines for test in self.tests.get(file, {}).get(line, [])}
+        """Return the tests that run one of `lines`, and pass without a change."""
+        return {test for line in lines for test in self.tests.get(file, {}).get(line, [])} - {*self.failed}
 
     def of(self, groups: Sequence[Sequence[str]], file: str, lines: Iterable[int]) -> list[list[str]]:
         """Return of each group of test files those tests that run one of `lines`, short ones first."""
@@ -76,19 +78,19 @@ def covered(overlay: Overlay, sources: Sequence[str], tests: Sequence[str]) -> C
         kept.write_text(json.dumps(_record(overlay, sources, tests)))
     told = json.loads(kept.read_text())
     lines = {file: {int(line): found for line, found in of.items()} for file, of in told["tests"].items()}
-    return Covered(tests=lines, seconds=told["seconds"])
+    return Covered(tests=lines, seconds=told["seconds"], failed=told["failed"])
 
 
 def _record(overlay: Overlay, sources: Sequence[str], tests: Sequence[str]) -> dict[str, Any]:
     folder = overlay.root / ".covered"
     folder.mkdir()
-    settings, seconds = folder / "settings", folder / "seconds"
+    settings, told = folder / "settings", folder / "told"
     settings.write_text(_SETTINGS.format(folder=folder, root=overlay.root))
     (folder / "sitecustomize.py").write_text("import coverage\ncoverage.process_startup()\n")
     environment = {
         "COVERAGE_PROCESS_START": str(settings),
         "PYTHONPATH": f"{folder}{os.pathsep}{overlay.root}",
-        "FOREBAY_SECONDS": str(seconds),
+        "FOREBAY_TOLD": str(told),
         "PYTEST_CURRENT_TEST": "",  # of a test that records
     }
     files = [f"tests/{name}" for name in tests]
@@ -104,7 +106,7 @@ def _record(overlay: Overlay, sources: Sequence[str], tests: Sequence[str]) -> d
             name: {line: sorted({_test(context) for context in found if context}) for line, found in lines.items()}
             for name, lines in by_line.items()
         },
-        "seconds": json.loads(seconds.read_text()),
+        **json.loads(told.read_text()),
     }
 
 

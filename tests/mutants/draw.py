@@ -165,7 +165,8 @@ def outcome(overlay: Overlay, area: Area, change: Drawn, covered: Covered) -> st
 
 def _first_failure(overlay: Overlay, groups: Sequence[Sequence[str]], covered: Covered) -> str:
     limits_s = [_PATIENCE_S + 3 * covered.seconds_of(group) for group in groups]
-    return next(filter(None, map(overlay.first_failure, groups, limits_s)), "")
+    passing = [[*group, *(f"--deselect={test}" for test in covered.failed)] for group in groups]
+    return next(filter(None, map(overlay.first_failure, passing, limits_s)), "")
 
 
 def main(arguments: Sequence[str]) -> int:

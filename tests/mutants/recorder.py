@@ -1,4 +1,4 @@
-"""A plugin of pytest, for `covered.py`: coverage notes which test runs a line, and each test's seconds are kept."""
+"""A plugin of pytest, for `covered.py`: coverage notes which test runs a line; seconds and failures are kept, too."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from coverage import Coverage
 
 _seconds: defaultdict[str, float] = defaultdict(float)
+_failed: set[str] = set()
 _current = ""
 
 
@@ -50,7 +51,10 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[Non
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _seconds[_name(report.nodeid)] += report.duration
+    if report.failed:
+        _failed.add(_name(report.nodeid))
 
 
 def pytest_sessionfinish() -> None:
-    Path(os.environ["FOREBAY_SECONDS"]).write_text(json.dumps(_seconds))
+    told = {"seconds": _seconds, "failed": sorted(_failed)}
+    Path(os.environ["FOREBAY_TOLD"]).write_text(json.dumps(told))

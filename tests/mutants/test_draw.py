@@ -202,7 +202,7 @@ def test_covered_records_tests_fixtures_and_processes(tmp_path: Path, monkeypatc
         "pyproject.toml": "[tool.pytest.ini_options]\nmarkers = ['slow']\n",
         "tests/test_f.py": "import pytest, subprocess, sys\nfrom forebay.f import f\n"
         "@pytest.fixture(scope='module')\ndef one(): return f(1)\n"
-        "def test_one(one): pass\ndef test_three(): f(0)\n"
+        "def test_one(one): pass\ndef test_three(): f(0)\ndef test_red(): f(1 / 0)\n"
         "def test_child(): subprocess.run([sys.executable, '-m', 'forebay.f', 'child'], check=True)\n",
         "tests/mutants/recorder.py": (REPOSITORY / "tests/mutants/recorder.py").read_text(),
     }
@@ -220,4 +220,5 @@ def test_covered_records_tests_fixtures_and_processes(tmp_path: Path, monkeypatc
             {"tests/test_f.py"},
             {"tests/test_f.py::test_three"},
         ]
-        assert found.seconds.keys() == {f"tests/test_f.py::test_{name}" for name in ("one", "three", "child")}
+        assert found.seconds.keys() == {f"tests/test_f.py::test_{name}" for name in ("one", "three", "child", "red")}
+        assert found.failed == ["tests/test_f.py::test_red"]
