@@ -107,14 +107,15 @@ class Overlay:
 
     def first_failure(self, tests: Sequence[str], limit_s: float = _HANGS_S) -> str:
         """Return the first of the quick tests of `tests` that fails here, or the file that cannot be imported; "" if
-        all pass. Raises Hangs after `limit_s`, and Stale if pytest cannot run them."""
+        all pass. If a signal ends them, or their `conftest.py` cannot be imported, the first of `tests` stands for all.
+        Raises Hangs after `limit_s`, and Stale if pytest cannot run them."""
         try:
             done = self._run(["-m", "not slow", *tests], limit_s)
         except subprocess.TimeoutExpired as hangs:
             raise Hangs(f"the tests take more than {limit_s:.0f} s") from hangs
         if done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
             return ""
-        if "ImportError while loading conftest" in done.stderr:
+        if done.returncode < 0 or "ImportError while loading conftest" in done.stderr:
             return tests[0]
         if found := re.search(r"^(?:FAILED|ERROR) (\S+?)(?:\[| - |$)", done.stdout, re.MULTILINE):
             return found[1]

@@ -150,6 +150,20 @@ def test_first_failure_is_named_without_its_parameters(tmp_path: Path) -> None:
     assert overlay.first_failure(["tests/test_y.py"]) == "tests/test_y.py::test_x"
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("conftest.py", "import nothing_like_it"), ("test_y.py", "import os\nos.kill(os.getpid(), 9)")],
+)
+def test_first_failure_that_ends_pytest_itself_is_of_the_first_test(file: str, text: str, tmp_path: Path) -> None:
+    overlay = object.__new__(Overlay)
+    overlay.root = tmp_path
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_y.py").write_text("def test_x(): pass\n")
+    (tmp_path / "tests" / file).write_text(text)
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\nmarkers = ['slow']\n")
+    assert overlay.first_failure(["tests/test_y.py::test_x"]) == "tests/test_y.py::test_x"
+
+
 def test_first_failure_of_tests_that_are_not_there_is_none_of_the_change(tmp_path: Path) -> None:
     overlay = object.__new__(Overlay)
     overlay.root = tmp_path
