@@ -109,6 +109,7 @@ def test_digest_is_that_of_tensors_factors_and_layers(tmp_path: Path) -> None:
     same = {"base_model_name_or_path": "another", "target_modules": "all-linear", "lora_dropout": 0.5}
     assert read(write_adapter(tmp_path, **same)).digest == digest
     assert read(write_adapter(tmp_path, lora_alpha=7)).digest != digest
+    assert read(write_adapter(tmp_path, lora_alpha=1e30)).digest != digest, "the largest one"
     assert read(write_adapter(tmp_path, matrices(dict.fromkeys(LAYERS, 4), seed=1))).digest != digest
     tensors = matrices(dict.fromkeys(LAYERS, 4))
     swapped = {name.replace("layers.0.self", "layers.9.self"): values for name, values in tensors.items()}
@@ -152,6 +153,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "rank that is true": ({"r": True}, "r is True"),
     "alpha": ({"lora_alpha": "8"}, "lora_alpha is '8': a number"),
     "alpha that is no number": ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
+    "alpha that is too large": ({"lora_alpha": 1.001e30}, r"lora_alpha is 1\.001e\+30: a number"),
+    "alpha that is too small": ({"lora_alpha": -(10**400)}, "lora_alpha is -1000"),
     "flag": ({"use_rslora": 1}, "use_rslora is 1: true or false"),
     "pattern": ({"rank_pattern": ["q_proj"]}, "rank_pattern is .*: an object"),
     "rank of a layer": ({"rank_pattern": {"q_proj": 1.5}}, "rank_pattern, 'q_proj', is 1.5: a rank"),
