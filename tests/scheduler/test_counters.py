@@ -7,6 +7,7 @@ import re
 import pytest
 
 from forebay.scheduler.counters import COUNTERS, Counter
+from tests.scheduler.rig import Rig
 
 
 @pytest.mark.parametrize("counter", COUNTERS, ids=lambda counter: counter.name)
@@ -17,3 +18,27 @@ def test_counter_has_a_name_of_words_and_a_sentence_that_says_what_it_counts(cou
 
 def test_counters_have_names_of_their_own() -> None:
     assert len({counter.name for counter in COUNTERS}) == len(COUNTERS)
+
+
+def test_counters_of_a_hit_and_an_abort_are_those_of_each_event() -> None:
+    rig, prompt = Rig(page_size=4), [5 * i + 1 for i in range(10)]
+    rig.add(prompt, max_new=4)
+    rig.run()
+    rig.add([*prompt[:9], 3], max_new=2)
+    aborted = rig.add(12, max_new=30)
+    rig.step()
+    rig.step()
+    rig.abort(aborted.id)
+    rig.run()
+    assert {name: count for name, count in rig.scheduler.state(0.0).counters.items() if count} == {
+        "requests": 3,
+        "prompt_tokens": 10 + 10 + 12,
+        "cached_tokens": 8,  # two pages of the first prompt
+        "computed_prompt_tokens": 10 + 2 + 12,
+        "generated_tokens": 4 + 2 + 2,
+        "steps": 4 + 2,
+        "misses.none": 1,
+        "misses.no_shared_prefix": 2,
+        "finished.length": 2,
+        "finished.abort": 1,
+    }

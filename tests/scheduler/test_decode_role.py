@@ -1,6 +1,7 @@
 """Decode, alone: what it refuses, orders, waits for and keeps out of use (C2, C4, C8, C18, C21, C22, C26, C27, C31)."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -27,6 +28,7 @@ from forebay.scheduler.halt import Halt, Mode, weights_changed
 from forebay.scheduler.handoff import LOST
 from forebay.scheduler.memory.engine_memory import EngineMemory
 from forebay.scheduler.memory.pools import Pools
+from forebay.scheduler.tickets import _All
 from tests.kinds_of import kind_config
 from tests.scheduler.rig import config
 from tests.scheduler.roles import BROKEN, arrive, decode, late, offered, prefill, refused
@@ -509,3 +511,10 @@ def test_decode_charges_who_is_offered_places_and_lets_go_of_its_closed_ticket()
     assert (req.account.num_started, req.account.queued_s) == (1, 2.0)
     arrive(half, half.orders[0])
     assert req.allocation.ticket is None
+
+
+@pytest.mark.parametrize("name", ["is_open", "ended"])
+@pytest.mark.parametrize("values", [(False, False), (False, True), (True, False), (True, True)], ids=str)
+def test_c22_tickets_together_are_closed_and_ended_once_each_is(name: str, values: tuple[bool, bool]) -> None:
+    together = _All([SimpleNamespace(**{name: value}) for value in values])  # type: ignore[misc]
+    assert getattr(together, name) is all(values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forebay.requests.request import Status
 from forebay.scheduler.halt import Halt, Mode, resume
+from tests.kinds_of import kind_config
 from tests.scheduler.rig import Rig
 
 
@@ -21,3 +22,24 @@ def test_halted_scheduler_finishes_what_runs_and_admits_what_waits_once_it_goes_
     resume(rig.scheduler, rig.now)
     rig.run()
     assert len(rig.tokens_of(waiting)) == 3
+
+
+def test_halt_is_done_once_the_memory_of_retracted_requests_is_on_the_host() -> None:
+    kinds = kind_config(slot_bytes={"kv": 10}, retraction_host_bytes=1 << 20, recompute_bytes_per_token=100)
+    rig = Rig(page_size=1, kinds=kinds)
+    req = rig.add(9, max_new=5)
+    rig.step()
+    rig.scheduler.preemption.suspend(req)
+    halt = Halt(rig.scheduler, Mode.WAIT)
+    assert not halt.done
+    plan = halt.plan(rig.now)
+    assert plan is not None
+    assert [copy.request_id for copy in plan.host.saves] == [req.id]
+    assert not halt.done, "its step is in flight"
+    rig.flights.append(plan)
+    rig.commit()
+    assert halt.done
+    resume(rig.scheduler, rig.now)
+    rig.run()
+    assert [copy.request_id for later in rig.plans for copy in later.host.loads] == [req.id]
+    assert len(rig.tokens_of(req)) == 5

@@ -111,6 +111,14 @@ def test_reason_is_not_that_of_another_session_or_another_prompt() -> None:
     assert answered.reason("me", [1, *PROMPT[1:], *range(100)], at) == "text_changed"
 
 
+@pytest.mark.parametrize("num_tokens", [1, TAIL_TOKENS, TAIL_TOKENS + 1])
+def test_reason_tail_of_a_prompt_is_whatever_the_template_wrote_there(num_tokens: int) -> None:
+    answered, changed = Answered(), [1] * TAIL_TOKENS
+    answered.note("me", PROMPT[:num_tokens], RUNS, opened=False)
+    head = PROMPT[: max(0, num_tokens - TAIL_TOKENS)]
+    assert answered.reason("me", [*head, *changed], len(head)) == "template"
+
+
 def test_reason_is_that_of_the_longest_prompt_that_is_repeated() -> None:
     answered = noted()
     longer = [*PROMPT, *range(1000, 1100)]
