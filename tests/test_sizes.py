@@ -27,26 +27,7 @@ from scripts.shape import (
     parsed,
 )
 
-COMPLEX_FUNCTIONS: dict[str, int] = {
-    "families/checkpoint.py:_open_folder": 16,
-    "families/parts/gemma4.py:_heads_by_kind": 13,
-    "families/model_config.py:config_of": 18,
-    "families/outer.py:rope_sections": 13,
-    "families/outer.py:text_config": 23,
-    "families/rope.py:_checked": 13,
-    "families/rope.py:rope_theta_and_scaling": 15,
-    "families/transformer.py:_kinds": 13,
-    "grammar/one_of.py:_Proof.is_empty": 13,
-    "grammar/schema_words.py:_closed": 15,
-    "grammar/schema_words.py:_require_members": 14,
-    "grammar/schema_words.py:_with_names": 15,
-    "pools/cache_pool.py:CachePool.__init__": 22,
-    "requests/sampling_params.py:_CheckedAtConstruction.__call__": 14,
-    "server/api/core/serving.py:_count": 14,
-    "text/answers/argument_types.py:_texts": 14,
-    "text/answers/calls.py:Objects._object": 27,
-    "text/answers/probes.py:_probed": 18,
-}
+COMPLEX_FUNCTIONS: dict[str, int] = {}
 LARGE_OBJECTS: dict[str, int] = {
     "ops/reference/experts.py:ExpertOps": 28,
     "ops/interface.py:Ops": 83,

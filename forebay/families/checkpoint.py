@@ -17,7 +17,7 @@ from forebay.base.errors import ModelError
 from forebay.base.log import event, get_logger
 from forebay.families.architecture import Architecture
 from forebay.families.gguf_names import ROPE_FACTORS, architecture_of, hf_name
-from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf, family
+from forebay.families.model_config import Family, ModelConfig, config_from_folder, config_from_gguf, family
 from forebay.families.tensor_names import TensorNames
 from forebay.formats.file_array import FileArray
 from forebay.formats.gguf import GgufFile, GgufTensor
@@ -90,47 +90,66 @@ def open_checkpoint(path: str | Path, *, draft_head: bool = False) -> Checkpoint
 def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
     config = config_from_folder(path)
     files = _opened(path)
-    own = family(config.model_type)
-    names = own.names
-    tensors: dict[str, StoredTensor] = {}
-    turned: dict[str, FileArray] = {}
-    layers: defaultdict[str, dict[str, FileArray]] = defaultdict(dict)
-    num_draft_heads = num_unused = 0
     bare = any(_BARE in file.tensors for file in files)
     inner = _inner_names(files, config, path, bare=bare)
+    found = _FolderTensors(config, family(config.model_type), draft_head=draft_head)
     for file in files:
         for stored in filter(inner.__contains__, file.tensors):
-            name = names.here(inner[stored], config.num_layers)
-            if own.unused(config, name):
-                continue
-            num_draft_heads += names.begins_draft_head(inner[stored])
-            if not name and draft_head:
-                name = names.in_draft_head(inner[stored], config.num_layers)
-            layer, _, part = name.rpartition(".")
-            if config.packing is not None and config.packing.has(part, file.tensors[stored].dtype):
-                layers[layer][part] = file.packed(stored)
-                continue
-            if config.packing is not None and part in ACTIVATION_SCALES:
-                num_unused += 1
-                continue
-            if not name:
-                continue
-            if names.is_turned(name) and name not in turned:
-                turned[name] = file.packed(stored)
-                continue
-            found = _tensors_of(file, stored, name, config, names)
-            if not tensors.keys().isdisjoint(found.keys()):  # of views it is the smaller one that is gone through
-                also = "is in another file of the checkpoint as well, or under another name"
-                raise ModelError(f"{file.path}: tensor {stored!r} {also}")
-            tensors.update(found)
-    tensors.update(turned_experts(turned, config.num_experts, str(path)))
-    tensors.update(_packed_layers(layers, config, path))
-    if num_unused:
-        _log_unused(path, num_unused)
+            found.add(file, stored, inner[stored])
+    tensors = found.all(path)
+    if found.num_unused:
+        _log_unused(path, found.num_unused)
     config = _tied(config, has_head=_HEAD in tensors, bare=bare)
-    encoder = _encoder_tensors(files, config, path)
-    parts: dict[str, Any] = {"gguf_metadata": {}, "num_draft_heads": num_draft_heads, "encoder": encoder}
-    return Checkpoint(path=path, config=config, tensors=tensors, **parts)
+    return Checkpoint(
+        path=path,
+        config=config,
+        tensors=tensors,
+        gguf_metadata={},
+        num_draft_heads=found.num_draft_heads,
+        encoder=_encoder_tensors(files, config, path),
+    )
+
+
+class _FolderTensors:
+    """The tensors of a language model in a folder, by the way in which they are stored: as they are, in packed parts of
+    layers, or as turned stacks of experts. `num_unused` counts scales of activations."""
+
+    def __init__(self, config: ModelConfig, own: Family, *, draft_head: bool) -> None:
+        self._config, self._family, self._draft_head = config, own, draft_head
+        self._plain: dict[str, StoredTensor] = {}
+        self._turned: dict[str, FileArray] = {}
+        self._layers: defaultdict[str, dict[str, FileArray]] = defaultdict(dict)
+        self.num_draft_heads = self.num_unused = 0
+
+    def add(self, file: SafetensorsFile, stored: str, inner: str) -> None:
+        """Add a tensor that files of the language model alone would call `inner`. Tensors that no layer reads are left
+        out."""
+        config, names, packing = self._config, self._family.names, self._config.packing
+        name = names.here(inner, config.num_layers)
+        if self._family.unused(config, name):
+            return
+        self.num_draft_heads += names.begins_draft_head(inner)
+        if not name and self._draft_head:
+            name = names.in_draft_head(inner, config.num_layers)
+        layer, _, part = name.rpartition(".")
+        if packing is not None and packing.has(part, file.tensors[stored].dtype):
+            self._layers[layer][part] = file.packed(stored)
+        elif packing is not None and part in ACTIVATION_SCALES:
+            self.num_unused += 1
+        elif name and names.is_turned(name) and name not in self._turned:
+            self._turned[name] = file.packed(stored)
+        elif name:
+            self._add_plain(_tensors_of(file, stored, name, config, names), f"{file.path}: tensor {stored!r}")
+
+    def _add_plain(self, found: Mapping[str, StoredTensor], where: str) -> None:
+        if not self._plain.keys().isdisjoint(found.keys()):  # of views it is the smaller one that is gone through
+            raise ModelError(f"{where} is in another file of the checkpoint as well, or under another name")
+        self._plain.update(found)
+
+    def all(self, path: Path) -> dict[str, StoredTensor]:
+        """Return all tensors by name. Raises ModelError for parts of layers or experts that are missing."""
+        turned = turned_experts(self._turned, self._config.num_experts, str(path))
+        return {**self._plain, **turned, **dict(_packed_layers(self._layers, self._config, path))}
 
 
 def _encoder_tensors(files: Sequence[SafetensorsFile], config: ModelConfig, path: Path) -> Mapping[str, StoredTensor]:

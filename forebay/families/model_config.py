@@ -178,39 +178,48 @@ def config_of(
     processor: Mapping[str, Any] | None = None,
 ) -> ModelConfig:
     """Read a config.json's fields, and those of its image `processor`; `where` is what errors call it."""
-    outer, whole = OUTERS.get(str(raw.get("model_type"))), raw
-    raw = _as_head(_of_assistant(raw, where) if outer is None else text_config(raw, outer, where))
-    model_type = raw.get("model_type")
+    outer = OUTERS.get(str(raw.get("model_type")))
+    config, fields = _parsed(_language_fields(raw, outer, where), outer, where)
+    ends = config.eos_token_ids
+    if generation is not None:
+        ends += generation.token_ids("eos_token_id", config.vocab_size)
+    vision, not_known = vision_of(raw, where, processor or {}, config.vocab_size) or (None, ())
+    return replace(
+        config,
+        eos_token_ids=tuple(dict.fromkeys(ends)),
+        unknown_options=(*config.unknown_options, *not_known, *unused_of_generation(fields, generation)),
+        sampling=of_generation_config(generation),
+        outer=outer,
+        vision=vision,
+        rope_sections=None if vision is None or outer is None else rope_sections(raw, outer, where),
+    )
+
+
+def _language_fields(raw: Mapping[str, Any], outer: Outer | None, where: str) -> Mapping[str, Any]:
+    """Return the fields of the language model. Raises ModelError for a type that is not served."""
+    inner = _as_head(_of_assistant(raw, where) if outer is None else text_config(raw, outer, where))
+    model_type = inner.get("model_type")
     if not isinstance(model_type, str) or model_type not in (*TYPES, *ASSISTANTS, *HEADS):
         raise ModelError(f"{where}: {_unknown_type(model_type)}")
+    return inner
+
+
+def _parsed(raw: Mapping[str, Any], outer: Outer | None, where: str) -> tuple[ModelConfig, Fields]:
+    """Read the fields of the language model. Return the fields as well, which record those that nothing has read."""
     in_blocks = block_packing(raw.get("quantization_config"))
     if in_blocks is not None:  # of any family, also of one that reads the field itself
         raw = {name: value for name, value in raw.items() if name != "quantization_config"}
-    own, fields = family(model_type), Fields.of_file(raw, where)
+    own, fields = family(raw["model_type"]), Fields.of_file(raw, where)
     config = own.parse(fields)
     if config.num_layers * config.num_experts > MAX_EXPERTS:
         layers = f"{config.num_layers} layers of {config.num_experts} experts"
         raise ModelError(f"{where}: {layers}; at most {MAX_EXPERTS} experts in all are possible")
-    ends = config.eos_token_ids
-    if generation is not None:
-        ends += generation.token_ids("eos_token_id", config.vocab_size)
-    packed = "quantization_config" in fields.unread  # by the family
-    aliases = () if outer is None else outer.aliases
-    packing = packing_of(fields.get("quantization_config"), where, aliases) if packed else in_blocks or config.packing
+    packing = in_blocks or config.packing
+    if "quantization_config" in fields.unread:  # the family has not read it
+        packing = packing_of(fields.get("quantization_config"), where, () if outer is None else outer.aliases)
+    in_bfloat16 = (raw.get("dtype") or raw.get("torch_dtype") or "bfloat16") == "bfloat16"
     unknown = unknown_options(fields, own.harmless)
-    vision, not_known = vision_of(whole, where, processor or {}, config.vocab_size) or (None, ())
-    sampling = of_generation_config(generation)
-    return replace(
-        config,
-        eos_token_ids=tuple(dict.fromkeys(ends)),
-        unknown_options=(*unknown, *not_known, *unused_of_generation(fields, generation)),
-        packing=packing,
-        sampling=sampling,
-        in_bfloat16=(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16") == "bfloat16",
-        outer=outer,
-        vision=vision,
-        rope_sections=None if vision is None or outer is None else rope_sections(whole, outer, where),
-    )
+    return replace(config, packing=packing, unknown_options=unknown, in_bfloat16=in_bfloat16), fields
 
 
 def _as_head(raw: Mapping[str, Any]) -> Mapping[str, Any]:

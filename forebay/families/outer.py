@@ -26,6 +26,7 @@ OUTER_NAMES: Final = re.compile(r"(?:(?:model|language_model|text_model)\.)*")
 _SHARED: Final = ("bos_token_id", "eos_token_id", "quantization_config", "auto_map", "dtype", "torch_dtype")
 
 # What the flat files of Qwen 2 and 2.5 VL have beside the fields of the language model.
+_ROPES: Final = ("rope_scaling", "rope_parameters")
 _OF_PICTURES: Final = frozenset({
     "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
     "vision_token_id",
@@ -201,30 +202,45 @@ OUTERS: Final[Mapping[str, Outer]] = {
 def text_config(raw: Mapping[str, Any], outer: Outer, where: str) -> dict[str, Any]:
     """Return the fields of the language model in those of a model around it. Raises ModelError if there are none, and
     for a type of it that is not served."""
-    inner = raw.get("text_config")
-    if inner is None and outer.flat:
-        inner = {name: value for name, value in raw.items() if name not in {*_OF_PICTURES, "model_type"}}
-    if not isinstance(inner, dict):
-        found = "missing" if inner is None else brief(inner)
-        raise ModelError(f"{where}: text_config is {found}; a {raw['model_type']} model has its sizes there")
-    named = inner.get("model_type", outer.text_type)
-    if isinstance(inner.get("text_config"), dict) or (isinstance(named, str) and named in OUTERS):
-        raise ModelError(
-            f"{where}: text_config is of type {brief(named)}, which has a language model of its own inside"
-        )
-    model_type = _served(named, outer, where)
+    inner = _inner_fields(raw, outer, where)
+    model_type = _served(inner, outer, where)
     left_out = _LEFT_OUT.get(model_type, {}) if "model_type" in inner and not outer.types else {}
     shared = {name: raw[name] for name in _SHARED if name in raw}
     own = {name: value for name, value in inner.items() if name not in outer.unused}
     fields = {**shared, **left_out, **outer.defaults, **own, **outer.fixed, "model_type": model_type}
-    said = [part["tie_word_embeddings"] for part in (raw, inner) if part.get("tie_word_embeddings") is not None]
-    tied = next((value for value in said if value is not False), False) if said else outer.tied
+    tied = _tied_in(raw, inner)
+    if tied is None:
+        tied = outer.tied
     if tied is not None:
         fields["tie_word_embeddings"] = tied
     return _without_sections(fields, where) if outer.mrope else fields
 
 
-def _served(named: Any, outer: Outer, where: str) -> str:
+def _inner_fields(raw: Mapping[str, Any], outer: Outer, where: str) -> dict[str, Any]:
+    """Return the object of the language model: `text_config`, or if the type may be flat and has none, the fields
+    around it without those of pictures."""
+    inner = raw.get("text_config")
+    if inner is None and outer.flat:
+        return {name: value for name, value in raw.items() if name not in {*_OF_PICTURES, "model_type"}}
+    if not isinstance(inner, dict):
+        found = "missing" if inner is None else brief(inner)
+        raise ModelError(f"{where}: text_config is {found}; a {raw['model_type']} model has its sizes there")
+    return inner
+
+
+def _tied_in(*parts: Mapping[str, Any]) -> Any:
+    """Return a value of `tie_word_embeddings` in the parts, if possible another one than false; None if none has it."""
+    given = [part["tie_word_embeddings"] for part in parts if part.get("tie_word_embeddings") is not None]
+    return next((value for value in given if value is not False), False) if given else None
+
+
+def _served(inner: Mapping[str, Any], outer: Outer, where: str) -> str:
+    """Return the type of the language model, as it is served."""
+    named = inner.get("model_type", outer.text_type)
+    if isinstance(inner.get("text_config"), dict) or (isinstance(named, str) and named in OUTERS):
+        raise ModelError(
+            f"{where}: text_config is of type {brief(named)}, which has a language model of its own inside"
+        )
     found = None
     if isinstance(named, str):
         found = outer.types.get(named) if outer.types else OTHER_NAMES.get(named, named)
@@ -240,24 +256,28 @@ def rope_sections(raw: Mapping[str, Any], outer: Outer, where: str) -> RopeSecti
     if outer.sections is None:
         return None
     inner = raw.get("text_config") or raw
-    ropes = (inner.get(name) for name in ("rope_scaling", "rope_parameters"))
+    ropes = (inner.get(name) for name in _ROPES)
     given = next((rope["mrope_section"] for rope in ropes if isinstance(rope, dict) and "mrope_section" in rope), None)
     if given is None:
         return outer.sections
-    if not isinstance(given, list) or len(given) != 3 or not all(type(size) is int and size >= 0 for size in given):
+    if not _are_sizes(given) or len(given) != 3:
         raise ModelError(f"{where}: mrope_section is {brief(given)}; it must be a list of three whole numbers")
     time, rows, columns = given
     return replace(outer.sections, sizes=(time, rows, columns))
 
 
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(type(size) is int and size >= 0 for size in values)
+
+
 def _without_sections(fields: dict[str, Any], where: str) -> dict[str, Any]:
     """Drop from the rope which of a head's dimensions are for which of three positions."""
-    for name in ("rope_scaling", "rope_parameters"):
+    for name in _ROPES:
         rope = fields.get(name)
         if not isinstance(rope, dict):
             continue
         sections = rope.get("mrope_section", [])
-        if not isinstance(sections, list) or not all(type(size) is int and size >= 0 for size in sections):
+        if not _are_sizes(sections):
             raise ModelError(f"{where}: mrope_section is {brief(sections)}; it must be a list of whole numbers")
         kind = rope.get("rope_type", rope.get("type", "default"))
         left = {key: value for key, value in rope.items() if key not in ("mrope_section", "mrope_interleaved", "type")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -59,20 +59,11 @@ def rope_theta_and_scaling(
     where, parameters = fields.where, rope_parameters(fields)
     inner, outer = parameters.get("rope_theta"), fields.get("rope_theta", default_theta)
     theta = _positive(where, "rope_theta", outer if inner is None else inner)
-    rope_type = parameters.get("rope_type", parameters.get("type", "default"))
-    for share in (parameters.get("partial_rotary_factor"), fields.get("partial_rotary_factor")):
-        if rope_type != "proportional" and share not in (None, 1, 1.0):
-            raise ModelError(f"{where}: partial_rotary_factor {brief(share)} is not supported")
-    if not isinstance(rope_type, str) or rope_type not in _NEEDED:
-        raise ModelError(f"{where}: rope type {brief(rope_type)} is not supported; known are {', '.join(_NEEDED)}")
-    _check_keys(parameters, rope_type, where)
+    rope_type = _type_of(parameters, fields)
     trained = fields.get("original_max_position_embeddings")
     if rope_type == "default":
         return theta, None
-    own = {*_NEEDED[rope_type], *_ALLOWED.get(rope_type, ())}
-    values = {key: value for key, value in parameters.items() if key in own and value is not None}
-    if rope_type == "yarn" and "truncate" in parameters:
-        values.setdefault("truncate", False)  # a null, as to transformers
+    values = _values_of(parameters, rope_type)
     if rope_type in TRAINED_LENGTH:
         values.setdefault("original_max_position_embeddings", max_positions)
         if trained not in (None, values["original_max_position_embeddings"]):
@@ -136,11 +127,29 @@ def rotary_dim(fields: Fields, head_dim: int, share: float) -> int:
     return dim
 
 
-def _check_keys(parameters: Mapping[str, Any], rope_type: str, where: str) -> None:
+def _type_of(parameters: Mapping[str, Any], fields: Fields) -> str:
+    """Return the type of the rope. Raises ModelError for an unknown type, and for a key that the type does not have."""
+    where, rope_type = fields.where, parameters.get("rope_type", parameters.get("type", "default"))
+    for share in (parameters.get("partial_rotary_factor"), fields.get("partial_rotary_factor")):
+        if rope_type != "proportional" and share not in (None, 1, 1.0):
+            raise ModelError(f"{where}: partial_rotary_factor {brief(share)} is not supported")
+    if not isinstance(rope_type, str) or rope_type not in _NEEDED:
+        raise ModelError(f"{where}: rope type {brief(rope_type)} is not supported; known are {', '.join(_NEEDED)}")
     known = {*_COMMON, *_NEEDED[rope_type], *_ALLOWED.get(rope_type, ())}
     for key in parameters:
         if key not in known:
             raise ModelError(f"{where}: {brief(key)} of a rope of type {rope_type!r} is not supported")
+    return rope_type
+
+
+def _values_of(parameters: Mapping[str, Any], rope_type: str) -> dict[str, Any]:
+    """Return the values of the keys that belong to the type. A null is none, but for yarn's `truncate`, of which it is
+    false, as in transformers."""
+    own = {*_NEEDED[rope_type], *_ALLOWED.get(rope_type, ())}
+    values = {key: value for key, value in parameters.items() if key in own and value is not None}
+    if rope_type == "yarn" and "truncate" in parameters:
+        values.setdefault("truncate", False)
+    return values
 
 
 def _checked(values: dict[str, Any], rope_type: str, where: str) -> dict[str, Any]:
@@ -148,16 +157,7 @@ def _checked(values: dict[str, Any], rope_type: str, where: str) -> dict[str, An
         if key not in values:
             raise ModelError(f"{where}: a rope of type {rope_type!r} needs {key}")
     for key, value in values.items():
-        if key == "factors":
-            if not isinstance(value, list):
-                raise ModelError(f"{where}: factors is {brief(value)}, not a list of numbers")
-            for factor in value:
-                _positive(where, key, factor)
-        elif key == "truncate":
-            if not isinstance(value, bool):
-                raise ModelError(f"{where}: truncate is {value!r}, not true or false")
-        else:
-            _positive(where, key, value)
+        _CHECKS.get(key, _positive)(where, key, value)
     if rope_type == "proportional" and values["partial_rotary_factor"] > 1:
         raise ModelError(f"{where}: partial_rotary_factor must be at most 1")
     if rope_type == "llama3" and values["high_freq_factor"] <= values["low_freq_factor"]:
@@ -169,3 +169,19 @@ def _positive(where: str, name: str, value: Any) -> float:
     if not is_number(value) or not 0 < value <= MAX_NUMBER:
         raise ModelError(f"{where}: {name} is {brief(value)}; it must be a number above 0")
     return float(value)
+
+
+def _check_list(where: str, name: str, values: Any) -> None:
+    if not isinstance(values, list):
+        raise ModelError(f"{where}: {name} is {brief(values)}, not a list of numbers")
+    for value in values:
+        _positive(where, name, value)
+
+
+def _check_flag(where: str, name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ModelError(f"{where}: {name} is {value!r}, not true or false")
+
+
+_CHECKS: Final[dict[str, Callable[[str, str, Any], object]]] = {"factors": _check_list, "truncate": _check_flag}
+"""Checks of values that are not one positive number, by key."""

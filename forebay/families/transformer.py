@@ -122,16 +122,24 @@ def _window(windows: Windows, fields: Fields) -> int:
 
 def _kinds(windows: Windows | None, fields: Fields, num_layers: int, window: int) -> list[str]:
     """Return `full_attention` or `sliding_attention` for each layer; sliding only if there is a window."""
-    windowed = set(windows.layers(num_layers)) if windows is not None and window else set()
-    computed = [SLIDING if i in windowed else FULL for i in range(num_layers)]
-    if windows is not None and windows.required and not window and fields.get("layer_types") != computed:
+    pattern = _pattern(windows, num_layers) if window else [FULL] * num_layers
+    listed = fields.get("layer_types")
+    if listed == pattern:
+        return pattern
+    if windows is not None and windows.required and not window:
         raise fields.wrong("sliding_window", "a number of tokens")
-    if fields.get("layer_types", computed) == computed:
-        return computed
+    if listed is None:
+        return pattern
     given = fields.one_of_each("layer_types", num_layers, (FULL, SLIDING) if window else (FULL,))
     if windows is None or not windows.listed:
-        raise fields.wrong("layer_types", f"absent: all layers of this type are {computed[0]}")
+        raise fields.wrong("layer_types", f"absent: all layers of this type are {pattern[0]}")
     return given
+
+
+def _pattern(windows: Windows | None, num_layers: int) -> list[str]:
+    """Return the kind of each layer of a file that does not list them."""
+    windowed = set() if windows is None else set(windows.layers(num_layers))
+    return [SLIDING if layer in windowed else FULL for layer in range(num_layers)]
 
 
 def layers_of(fields: Fields, computed: Sequence[str], possible: Iterable[str] = (LINEAR, FULL)) -> list[str]:

@@ -83,10 +83,16 @@ class _Proof:
         if any(schema is False for schema in found):
             return True
         parts = [schema for schema in found if isinstance(schema, dict)]
-        types = self._types(parts)
-        if all(_out_of_bounds(parts, kind) or (kind == "object" and self._no_object(parts, depth)) for kind in types):
-            return True
-        return any(self._has_no_option(parts, i, word, depth) for i in range(len(parts)) for word in ("anyOf", "oneOf"))
+        return self._has_no_type(parts, depth) or any(
+            self._has_no_option(parts, i, word, depth) for i in range(len(parts)) for word in ("anyOf", "oneOf")
+        )
+
+    def _has_no_type(self, parts: Sequence[dict[str, Any]], depth: int) -> bool:
+        """Return whether it is shown of each type that no value of it is valid by all parts."""
+        return all(
+            _out_of_bounds(parts, kind) or (kind == "object" and self._no_object(parts, depth))
+            for kind in self._types(parts)
+        )
 
     def _has_no_option(self, parts: list[dict[str, Any]], i: int, word: str, depth: int) -> bool:
         """Return whether it is shown that each option of one part's `anyOf` or `oneOf` is empty with the others."""

@@ -6,7 +6,7 @@ Each rewriting keeps the set of valid values. A keyword that has no equal in tho
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 Schema: TypeAlias = Any  # a dict or a bool, if it is one at all
@@ -81,16 +81,13 @@ def _require_members(schema: dict[str, Any]) -> None:
     properties = schema.get("properties")
     own = properties if isinstance(properties, dict) else {}
     flags = {name: each.get("required") for name, each in own.items() if isinstance(each, dict)}
-    said = {name: flag for name, flag in flags.items() if _is_flag(flag)}
-    if not said:
+    flags = {name: flag for name, flag in flags.items() if _is_flag(flag)}
+    if not flags:
         return
-    schema["properties"] = {
-        name: {key: value for key, value in each.items() if key != "required"} if name in said else each
-        for name, each in own.items()
-    }
+    schema["properties"] = {**own, **{name: _without(own[name], "required") for name in flags}}
     listed = schema.get("required", [])
     if isinstance(listed, list):
-        schema["required"] = list(dict.fromkeys([*listed, *(name for name, must in said.items() if must)]))
+        schema["required"] = list(dict.fromkeys([*listed, *filter(flags.get, flags)]))
 
 
 def _is_flag(value: Any) -> bool:
@@ -116,19 +113,22 @@ def _with_names(schema: dict[str, Any], names: Schema) -> dict[str, Any]:
     """Return the schema with what `propertyNames` demands said by its properties, if that can be."""
     if "propertyNames" not in schema or not (names is True or isinstance(names, dict)):
         return schema
-    said = {} if names is True else {key: value for key, value in names.items() if key not in _NOTES}
-    rest = {key: value for key, value in schema.items() if key != "propertyNames"}
-    if not said or said == {"type": "string"}:
-        return rest
-    if said.keys() - _OF_NAMES or said.get("type", "string") != "string" or "patternProperties" in schema:
+    demands = {} if names is True else _without(names, *_NOTES)
+    others = _without(schema, "propertyNames")
+    if not demands or demands == {"type": "string"}:
+        return others
+    if demands.keys() - _OF_NAMES or demands.get("type", "string") != "string" or "patternProperties" in schema:
         return schema
-    return _closed(schema, rest, said) or schema
+    return _closed(schema, others, demands) or schema
+
+
+def _without(schema: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key not in keys}
 
 
 def _closed_list(own: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
     """Return an object of these properties alone, without a `maxProperties` that it cannot exceed."""
-    most = rest.get("maxProperties")
-    kept = {key: value for key, value in rest.items() if key != "maxProperties" or not _is_at_least(most, len(own))}
+    kept = _without(rest, "maxProperties") if _is_at_least(rest.get("maxProperties"), len(own)) else rest
     return {**kept, "properties": own, "additionalProperties": False}
 
 
@@ -137,12 +137,19 @@ def _closed(schema: dict[str, Any], rest: dict[str, Any], names: dict[str, Any])
     properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
     if not isinstance(properties, dict):
         return None
-    listed = [names["const"]] if "const" in names else names.get("enum")
-    limits = names.keys() - {"type", "enum", "const"}
-    if isinstance(listed, list) and not limits and not ("const" in names and "enum" in names):
-        return _closed_list({name: properties.get(name, others) for name in listed if isinstance(name, str)}, rest)
-    is_count = all(isinstance(names.get(key, 0), int) for key in ("minLength", "maxLength"))
-    if listed is not None or properties or not is_count or ("pattern" in limits and len(limits) > 1):
-        return None
-    pattern = names.get("pattern", rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$")
-    return {**rest, "patternProperties": {pattern: others}, "additionalProperties": False}
+    if names.keys() <= {"type", "const"} or names.keys() <= {"type", "enum"}:
+        listed = [names["const"]] if "const" in names else names.get("enum")
+        if isinstance(listed, list):
+            return _closed_list({name: properties.get(name, others) for name in listed if isinstance(name, str)}, rest)
+    pattern = None if properties else _pattern_of(names)
+    return None if pattern is None else {**rest, "patternProperties": {pattern: others}, "additionalProperties": False}
+
+
+def _pattern_of(names: Mapping[str, Any]) -> Any:
+    """Return the one pattern of the names that a schema of limits allows; None if it has none."""
+    limits = names.keys() - {"type"}
+    if limits == {"pattern"}:
+        return names["pattern"]
+    least, most = names.get("minLength", 0), names.get("maxLength", "")
+    is_count = limits <= {"minLength", "maxLength"} and all(isinstance(names[limit], int) for limit in limits)
+    return rf"^[\s\S]{{{least},{most}}}$" if is_count else None

@@ -63,14 +63,9 @@ class CachePool:
     ) -> None:
         self.specs, self.page_size = tuple(specs), page_size
         where: dict[str, Any] = {"device": device, "take": take}
-        columns: dict[str, dict[str, Column]] = {kind: {} for kind in CACHES}
-        on_host: list[str] = []
-        for layer, spec in enumerate(self.specs):
-            for column in spec.columns(types):
-                name = f"{layer}.{column.name}"
-                shape = (*column.entries(page_size), *column.shape) if has_pages(column.per) else column.shape
-                columns[column.per][name] = Column(getattr(torch, column.dtype), shape, pad=0)
-                on_host += [name] if column.tier is Tier.HOST else []
+        declared = [spec.columns(types) for spec in self.specs]
+        columns = _tables_of(declared, page_size)
+        on_host = _names_on_host(declared)
         # With the padding page or slot.
         self.num_ids: dict[str, int] = {kind: num_slots.get(kind, 0) + 1 for kind in columns}
         self.tiers = self._make_tiers(on_host, hot, take_tiers or _zeros, where) if on_host else None
@@ -82,16 +77,19 @@ class CachePool:
         # Of a sequence's tokens so many are read, the next among them; where no number is, all.
         kinds = cache_sizes(self.specs, types).kinds
         self.num_read: dict[str, int] = {name: size.num_read for name, size in kinds.items()}
-        self.page_maps: dict[str, Tensor] = {
-            kind: PageMap(self.num_ids[KV], **where).pages for kind in CACHES[1:] if has_pages(kind) and self.has(kind)
-        }
-        self._layers: list[KvCache | StateLayer | TokenRing] = []
-        for layer, spec in enumerate(self.specs):
-            declared = spec.columns(types)
-            own_columns = {column.name: self._column(column, f"{layer}.{column.name}") for column in declared}
-            self._layers.append(_layer(spec, own_columns, page_size))
-            if self.tiers is not None and any(column.tier is Tier.HOST for column in declared):
-                self.tiers.keep(layer, partial(_kv_layer, spec))
+        self.page_maps = self._make_page_maps(where)
+        self._layers = [self._make_layer(layer, own) for layer, own in enumerate(declared)]
+
+    def _make_page_maps(self, where: Mapping[str, Any]) -> dict[str, Tensor]:
+        with_pages = [kind for kind in CACHES[1:] if has_pages(kind) and self.has(kind)]
+        return {kind: PageMap(self.num_ids[KV], **where).pages for kind in with_pages}
+
+    def _make_layer(self, layer: int, declared: Sequence[CacheColumn]) -> KvCache | StateLayer | TokenRing:
+        """Return the tensors of a layer, and let the tiers keep it if it has columns in the host tier."""
+        spec = self.specs[layer]
+        if self.tiers is not None and any(column.tier is Tier.HOST for column in declared):
+            self.tiers.keep(layer, partial(_kv_layer, spec))
+        return _layer(spec, {each.name: self._column(each, _name(layer, each)) for each in declared}, self.page_size)
 
     def _make_tiers(
         self, names: Sequence[str], hot: HotSizes | None, take: TakeTiers, where: Mapping[str, Any]
@@ -157,6 +155,24 @@ class CachePool:
     def regions(self) -> list[Region]:
         """Return the memory region of every column, for copies of pages and slots."""
         return [region for kind, table in self.tables.items() for region in table.regions(kind)]
+
+
+def _name(layer: int, column: CacheColumn) -> str:
+    return f"{layer}.{column.name}"
+
+
+def _names_on_host(declared: Sequence[Sequence[CacheColumn]]) -> list[str]:
+    return [_name(layer, each) for layer, own in enumerate(declared) for each in own if each.tier is Tier.HOST]
+
+
+def _tables_of(declared: Sequence[Sequence[CacheColumn]], page_size: int) -> dict[str, dict[str, Column]]:
+    """Return the columns of the tables of all kinds of cache; `declared` are those of each layer."""
+    columns: dict[str, dict[str, Column]] = {kind: {} for kind in CACHES}
+    for layer, own in enumerate(declared):
+        for column in own:
+            shape = (*column.entries(page_size), *column.shape) if has_pages(column.per) else column.shape
+            columns[column.per][_name(layer, column)] = Column(getattr(torch, column.dtype), shape, pad=0)
+    return columns
 
 
 def _layer(spec: CacheSpec, own: Mapping[str, Tensor], page_size: int) -> KvCache | StateLayer | TokenRing:

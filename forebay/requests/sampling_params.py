@@ -72,17 +72,23 @@ class Pooling(msgspec.Struct, frozen=True, array_like=True):
 ALIASES: Final = {"max_new_tokens": "max_tokens"}  # by the name that SGLang's and transformers' users write
 
 
+def _by_own_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are not None, by the names of the fields instead of by aliases."""
+    named: dict[str, Any] = {}
+    for name, value in values.items():
+        own = ALIASES.get(name, name)
+        if own in named:
+            raise InvalidRequest(f"{own} is given by two names, {name} too: leave one of them out", param=name)
+        if value is not None:
+            named[own] = value
+    return named
+
+
 class _CheckedAtConstruction(msgspec.StructMeta):
     """Calling the class checks its arguments. A decoded object, or a copy made by msgspec, is not checked here."""
 
     def __call__(cls, **values: Any) -> Any:
-        named: dict[str, Any] = {}
-        for name, value in values.items():
-            own = ALIASES.get(name, name)
-            if own in named:
-                raise InvalidRequest(f"{own} is given by two names, {name} too: leave one of them out", param=name)
-            if value is not None:
-                named[own] = value
+        named = _by_own_names(values)
         if unknown := [name for name in named if name not in cls.__struct_fields__]:
             raise _unknown(unknown[0], cls.__struct_fields__)
         for name, number in NUMBERS.items():

@@ -57,8 +57,8 @@ OUTER: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C31 embeddings are tied where either file says so",
         "families/outer.py",
-        "next((value for value in said if value is not False), False)",
-        "said[0]",
+        "next((value for value in given if value is not False), False)",
+        "given[0]",
         f"{_TEXT}::test_tied_embeddings_are_said_by_either_file_or_by_the_table",
     ),
     Mutant(

@@ -126,6 +126,15 @@ def _heads(fields: Fields, values: Mapping[str, Any], values_from_keys: bool) ->
     return heads
 
 
+def _heads_of_layer(fields: Fields, given: Any, layer: int, plain: Heads) -> Heads:
+    """Read the entry of one layer. What it does not have is as in `plain`."""
+    if not isinstance(given, dict) or not given.keys() <= {"head_dim", "num_key_value_heads"}:
+        raise fields.wrong("per_layer_config", "head_dim and num_key_value_heads of some layers")
+    of_layer = Fields(given, f"{fields.where}: per_layer_config of layer {layer}")
+    num_kv_heads = of_layer.size("num_key_value_heads", default=plain.num_kv_heads)
+    return Heads(num_kv_heads, of_layer.size("head_dim", default=plain.dim))
+
+
 def _heads_by_kind(fields: Fields, plain: Heads, kinds: Sequence[str]) -> dict[str, Heads]:
     """Read an object that says what some layers have instead of what all have, by their numbers, which may begin with
     zeros."""
@@ -135,12 +144,7 @@ def _heads_by_kind(fields: Fields, plain: Heads, kinds: Sequence[str]) -> dict[s
     own = {int(number): given for number, given in by_layer.items()}
     found: dict[str, set[Heads]] = {SLIDING: set(), FULL: set()}
     for layer, kind in enumerate(kinds):
-        given = own.pop(layer, {})
-        if not isinstance(given, dict) or not given.keys() <= {"head_dim", "num_key_value_heads"}:
-            raise fields.wrong("per_layer_config", "head_dim and num_key_value_heads of some layers")
-        of_layer = Fields(given, f"{fields.where}: per_layer_config of layer {layer}")
-        num_kv_heads = of_layer.size("num_key_value_heads", default=plain.num_kv_heads)
-        found[kind].add(Heads(num_kv_heads, of_layer.size("head_dim", default=plain.dim)))
+        found[kind].add(_heads_of_layer(fields, own.pop(layer, {}), layer, plain))
     if own or any(len(shapes) > 1 for shapes in found.values()):
         raise fields.wrong("per_layer_config", "of this model's layers, and the same for all of a kind")
     return {kind: shapes.pop() if shapes else plain for kind, shapes in found.items()}

@@ -139,14 +139,16 @@ def _texts(schema: Any, root: Any, depth: int) -> list[str] | None:
     schema = resolved(schema, root)
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return None
-    lists = [[each for each in choices if isinstance(each, str)]] if (choices := _choices(schema)) else []
-    lists += [found for each in _listed(schema, "allOf") if (found := _texts(each, root, depth + 1)) is not None]
-    lists += [
-        found for word in _ALTERNATIVES if (found := _texts_of_any(_listed(schema, word), root, depth)) is not None
-    ]
-    if not lists:
-        return None
-    return [text for text in dict.fromkeys(lists[0]) if all(text in each for each in lists[1:])]
+    choices = _choices(schema)
+    said = [[each for each in choices if isinstance(each, str)] if choices else None]
+    said += [_texts(each, root, depth + 1) for each in _listed(schema, "allOf")]
+    said += [_texts_of_any(_listed(schema, word), root, depth) for word in _ALTERNATIVES]
+    return _common([texts for texts in said if texts is not None])
+
+
+def _common(lists: Sequence[list[str]]) -> list[str] | None:
+    """Return the texts that are in all lists, once each, in the order of the first; None without a list."""
+    return [text for text in dict.fromkeys(lists[0]) if all(text in each for each in lists[1:])] if lists else None
 
 
 def _choices(schema: Mapping[str, Any]) -> list[Any]:

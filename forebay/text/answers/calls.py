@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import msgspec
@@ -63,32 +63,13 @@ class Objects:
         cursor = answer.cursor
         if not (yield from cursor.literal("{")):
             return
-        name, begun, named_alone = "", False, not known
-        held: list[str] = []
-        while (member := (yield from _member(answer))) is not None:
-            if self.name_first and not name and member != self.name:
-                break
-            if member == self.name and not name:
-                name = yield from _word(answer)
-                if not name or (known and name not in answer.tools):
-                    break
-            elif member in self.arguments and not begun and not held:
-                begun = bool(name) and (yield from cursor.peek()) == "{"
-                if begun:
-                    answer.begin(name)
-                    if not (yield from json_value(cursor, answer.argue)):
-                        break
-                elif not (yield from _held_arguments(cursor, held, known)):
-                    break
-            else:
-                named_alone = named_alone and member in _BESIDE_NAME
-                if (known and not begun and member not in _BESIDE_NAME) or not (yield from json_value(cursor, drop)):
-                    break
+        call = _Call(self, answer, known, may_be_name_alone=not known)
+        while (member := (yield from _member(answer))) is not None and (yield from call.read(member)):
             yield from cursor.spaces()
             if not (yield from cursor.literal(",")):
-                yield from _close_object(answer, name if named_alone or held else "", held, begun)
+                yield from call.close()
                 return
-        if begun:
+        if call.begun:
             answer.end()
 
 
@@ -104,6 +85,59 @@ def listed_in_text(answer: Answer, known: bool) -> Reading[None]:
     in_list = yield from answer.cursor.literal("[")
     if fenced or in_list:
         yield from named_objects.some(answer, known, in_list=in_list)
+
+
+@dataclass(slots=True)
+class _Call:
+    """An object that may be a call, while its members are read. `held` has arguments that come before the name or are
+    not an object: they are part of the answer once the object is closed."""
+
+    form: Objects
+    answer: Answer
+    known: bool
+    may_be_name_alone: bool  # no member so far is another than those that a call without arguments may have
+    name: str = ""
+    begun: bool = False  # the call is part of the answer
+    held: list[str] = field(default_factory=list)
+
+    def read(self, member: str) -> Reading[bool]:
+        """Read the value of a member; return whether the object may still be a call."""
+        if self.form.name_first and not self.name and member != self.form.name:
+            return False
+        if member == self.form.name and not self.name:
+            return (yield from self._read_name())
+        if member in self.form.arguments and not self.begun and not self.held:
+            return (yield from self._read_arguments())
+        return (yield from self._read_other(member))
+
+    def _read_name(self) -> Reading[bool]:
+        self.name = yield from _word(self.answer)
+        return bool(self.name) and not (self.known and self.name not in self.answer.tools)
+
+    def _read_other(self, member: str) -> Reading[bool]:
+        self.may_be_name_alone = self.may_be_name_alone and member in _BESIDE_NAME
+        if self.known and not self.begun and member not in _BESIDE_NAME:
+            return False
+        return (yield from json_value(self.answer.cursor, drop))
+
+    def _read_arguments(self) -> Reading[bool]:
+        cursor = self.answer.cursor
+        self.begun = bool(self.name) and (yield from cursor.peek()) == "{"
+        if not self.begun:
+            return (yield from _held_arguments(cursor, self.held, self.known))
+        self.answer.begin(self.name)
+        return (yield from json_value(cursor, self.answer.argue))
+
+    def close(self) -> Reading[None]:
+        """Read the end of the object. With a name, and arguments or none, it is a call."""
+        closed = yield from self.answer.cursor.literal("}")
+        is_whole = bool(self.name) and (self.may_be_name_alone or bool(self.held))
+        if not self.begun and closed and is_whole:
+            self.answer.begin(self.name)
+            self.answer.argue("".join(self.held) or "{}")
+            self.begun = True
+        if self.begun:
+            self.answer.end()
 
 
 objects: Final = Objects()
@@ -124,16 +158,6 @@ def _held_arguments(cursor: Cursor, held: list[str], known: bool) -> Reading[boo
         text = inner if inner.lstrip().startswith("{") and is_json(inner) else text
     held.append(text)
     return not known or text.lstrip().startswith("{")
-
-
-def _close_object(answer: Answer, name: str, held: list[str], begun: bool) -> Reading[None]:
-    closed = yield from answer.cursor.literal("}")
-    if not begun and closed and name:
-        answer.begin(name)
-        answer.argue("".join(held) or "{}")
-        begun = True
-    if begun:
-        answer.end()
 
 
 def _member(answer: Answer) -> Reading[str | None]:

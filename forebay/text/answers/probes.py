@@ -153,7 +153,7 @@ def _of_declaration(tokenizer: Tokenizer, declared: Declaration, *, calls: bool,
     render = tokenizer.render
     plain, shown = _rendered(render, [_ASKED]), _rendered(render, [_ASKED], tools=_TOOLS)
     written = _calls(render, [formats] if formats.calls else [])
-    if formats.calls and not written.name and (shown is None or shown == plain):
+    if formats.calls and not written.name and _ignores_tools(plain, shown):
         log.warning(event("response_template_ignored", why="the chat template writes no tools and no declared calls"))
         return None
     evidence = dict.fromkeys(("tool_calls", "reasoning"), _BY_CHECKPOINT)
@@ -166,26 +166,43 @@ def _probed(tokenizer: Tokenizer, calls: str, thinking: str) -> Findings:
     plain, shown = _rendered(render, [_ASKED]), _rendered(render, [_ASKED], tools=_TOOLS)
     if plain is None:
         return Findings(evidence={"tool_calls": "the chat template refuses a question"})
-    ignores = shown is None or shown == plain
     thinks, seen = _thinking(render)
     if thinking != AUTO:
         thinks, seen = _named(thinking), f"--reasoning-parser {thinking}"
+    written = _written(render, calls, thinks, plain, shown)
+    why = f"{written.why}; {seen}"
+    log.info(event("answers", tool_calls=written.name or NONE, reasoning=thinks or NONE, why=why))
+    formats = AnswerFormats(written.name or None, thinks or None, written.marks)
+    return _findings(render, formats, written.wanted, plain, shown, {"tool_calls": written.why, "reasoning": seen})
+
+
+def _written(render: Render, calls: str, thinks: str, plain: str, shown: str | None) -> _Written:
+    """Return how calls are written: as `calls` names it, or if it names nothing, as the template does."""
     names = CALL_PARSERS if calls in (AUTO, NONE) else (calls,)
     written = _calls(render, [_formats(name, thinks) for name in names])
-    wanted, found, why, marks = written.wanted, written.name, written.why, written.marks
-    if ignores and not (found and _shows_results(render, wanted)):
-        wanted, found, why, marks = Wanted(hidden=True), HERMES, _IGNORED, ("", "")
-        if calls not in (AUTO, NONE, HERMES):
-            raise ConfigError(
-                f"--tool-call-parser {calls}: {why}, in the form of {HERMES}: give --chat-template, or {HERMES}"
-            )
-    elif not found:
-        found, why = _tools_form(shown or "")
+    if _ignores_tools(plain, shown) and not (written.name and _shows_results(render, written.wanted)):
+        written = _in_text(calls)
+    elif not written.name:
+        name, why = _tools_form(shown or "")
+        written = written._replace(name=name, why=why)
     if calls != AUTO:
-        found, why, marks = _named(calls), f"--tool-call-parser {calls}", marks if found == calls else ("", "")
-    log.info(event("answers", tool_calls=found or NONE, reasoning=thinks or NONE, why=f"{why}; {seen}"))
-    formats = AnswerFormats(found or None, thinks or None, marks)
-    return _findings(render, formats, wanted, plain, shown, {"tool_calls": why, "reasoning": seen})
+        left = written.left if written.name == calls else _Left()
+        written = written._replace(name=_named(calls), why=f"--tool-call-parser {calls}", left=left)
+    return written
+
+
+def _ignores_tools(plain: str | None, shown: str | None) -> bool:
+    """Return whether a template writes nothing of a tool, by its renderings without and with one."""
+    return shown is None or shown == plain
+
+
+def _in_text(calls: str) -> _Written:
+    """Return the form of calls of a chat template without tools, which a system text then describes."""
+    if calls not in (AUTO, NONE, HERMES):
+        raise ConfigError(
+            f"--tool-call-parser {calls}: {_IGNORED}, in the form of {HERMES}: give --chat-template, or {HERMES}"
+        )
+    return _Written(Wanted(hidden=True), HERMES, _IGNORED)
 
 
 def _findings(
@@ -200,7 +217,7 @@ def _findings(
     question without and with a tool; None if it refuses them."""
     return Findings(
         formats=formats,
-        ignores_tools=shown is None or shown == plain,
+        ignores_tools=_ignores_tools(plain, shown),
         calls=wanted,
         variables=frozenset(name for name, values in _VARIABLES.items() if _heeds(render, name, values)),
         history=_history(render, wanted, formats, shows_calls=bool(formats.calls) and not wanted.hidden),

@@ -25,7 +25,7 @@ from forebay.requests.updates import SpeculationReport
 from forebay.scheduler.limits import check_context
 from forebay.server.api.core.dialect import Dialect, EventStream, EventWriter, collect
 from forebay.server.api.core.enforcing import enforced_grammar
-from forebay.server.api.core.generation import Generation, Order
+from forebay.server.api.core.generation import Generation, Order, Usage
 from forebay.server.api.core.images import with_images
 from forebay.server.api.core.prompts import check_answerable, naming, prompt_ids, reading_of, render, unread_variables
 from forebay.server.api.core.rendezvous import FIELDS, rendezvous_of
@@ -221,11 +221,7 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
     now = time.monotonic()
     usage = generation.usage()
     server.metrics.count_generation(generation, usage, now, context.route)
-    first, last = generation.first_token_at, generation.last_token_at
-    tokens = usage.completion_tokens
-    rate = (tokens - 1) / (last - first) if first is not None and last is not None and last > first else 0.0
-    differs = usage.cache.differs
-    reports = [choice.speculation for choice in generation.choices if choice.speculation is not None]
+    first = generation.first_token_at
     reasons = ",".join(sorted({choice.finish or "abort" for choice in generation.choices}))
     log.info(
         event(
@@ -234,17 +230,32 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
             route=context.route,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cache.cached_tokens,
-            output_tokens=tokens,
+            output_tokens=usage.completion_tokens,
             ttft_ms=(first - generation.started_at) * 1e3 if first is not None else "none",
-            tok_s=rate,
+            tok_s=_tokens_per_second(generation, usage.completion_tokens),
             finish="disconnect" if generation.disconnected else reasons,
             miss=usage.cache.miss_reason,
-            **({"adapter": context.adapter} if context.adapter else {}),
-            **(_gained(reports) if reports else {}),
-            **({"differs_at": differs["position"]} if differs is not None else {}),
-            **({"error": generation.error.code} if isinstance(generation.error, ForebayError) else {}),
+            **_details(context, generation, usage),
         )
     )
+
+
+def _tokens_per_second(generation: Generation, num_tokens: int) -> float:
+    """Return the rate of the tokens behind the first, 0 without any."""
+    first, last = generation.first_token_at, generation.last_token_at
+    return (num_tokens - 1) / (last - first) if first is not None and last is not None and last > first else 0.0
+
+
+def _details(context: RequestContext, generation: Generation, usage: Usage) -> dict[str, Any]:
+    """Return what the line of an ended request has only if the request had it."""
+    details: dict[str, Any] = {"adapter": context.adapter} if context.adapter else {}
+    if reports := [choice.speculation for choice in generation.choices if choice.speculation is not None]:
+        details |= _gained(reports)
+    if usage.cache.differs is not None:
+        details["differs_at"] = usage.cache.differs["position"]
+    if isinstance(generation.error, ForebayError):
+        details["error"] = generation.error.code
+    return details
 
 
 def params_of(
