@@ -33,8 +33,6 @@ LARGE_OBJECTS: dict[str, int] = {
     "ops/interface.py:Ops": 83,
     "ops/native/ops.py:NativeOps": 94,
     "ops/native/experts.py:NativeExpertOps": 34,
-    "http/protocol.py:_BoundedHttpProtocol": 29,
-    "text/tokenizer.py:Tokenizer": 26,
 }
 CHAINS: set[str] = {
     "cluster/replica.py:Replica",

@@ -48,6 +48,67 @@ def protocol_class(config: ServerConfig, clock: LoopClock) -> type[HttpToolsProt
     return type("BoundedHttpProtocol", (_BoundedHttpProtocol,), {"limits": config, "room": room, "clock": clock})
 
 
+class Deadline:
+    """A timer that can be set, set anew and unset."""
+
+    def __init__(self, clock: LoopClock) -> None:
+        self._clock = clock
+        self._timer: Timer | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._timer is not None
+
+    def set(self, seconds: float, then: Callable[[], None]) -> None:
+        """Call `then` in this time, and not at the time set before."""
+        self.unset()
+        self._timer = self._clock.call_later(seconds, then)
+
+    def unset(self) -> None:
+        """Call nothing."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class StreamReader:
+    """The client that reads a stream. No stream waits for a slow reader: one that falls too far behind is disconnected.
+
+    `transport` is set when the connection is made.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, limits: ServerConfig, clock: LoopClock) -> None:
+        self._limits, self._deadline = limits, Deadline(clock)
+        self._unread_chunks = 0
+
+    def pause(self) -> None:
+        """Begin to count chunks and time: the buffer of the connection is full."""
+        self._unread_chunks = 0
+        if not self._deadline.is_set:
+            self._deadline.set(self._limits.write_timeout_s, self._disconnect)
+
+    def resume(self) -> None:
+        """Stop counting: the reader has read enough, or is gone."""
+        self._deadline.unset()
+
+    def keeps_up(self) -> bool:
+        """Count a chunk that was written. Returns False if the reader was too slow and has been disconnected."""
+        if not self._deadline.is_set:
+            return True
+        self._unread_chunks += 1
+        behind = self.transport.get_write_buffer_size()
+        if self._unread_chunks <= self._limits.max_stream_chunks and behind <= MAX_BUFFERED_BYTES:
+            return True
+        self._disconnect()
+        return False
+
+    def _disconnect(self) -> None:
+        log.warning(event("slow_reader_cut", buffered_bytes=self.transport.get_write_buffer_size()))
+        self.transport.abort()
+
+
 class _BoundedHttpProtocol(HttpToolsProtocol):
     limits: ServerConfig
     room: ConnectionRoom
@@ -57,12 +118,11 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.parser = RequestParser(self)  # type: ignore[assignment]
         self.timeout_keep_alive = self.limits.keep_alive_s  # type: ignore[assignment]  # uvicorn takes whole seconds
-        self._deadline: Timer | None = None
-        self._write_deadline: Timer | None = None
+        self._deadline = Deadline(self.clock)  # of the headers or the body that is read
+        self._reader = StreamReader(self.limits, self.clock)
         self._in_headers = True
         self._loose_bytes = 0  # fed since the last complete head or piece of a body
         self._parsed_bytes = 0  # of complete header lines, and trailer lines
-        self._unread_chunks = 0
         self._refusal: ForebayError | None = None
         self._ends_with_connection = False  # the body that is written, which has neither a length nor chunks
         self.over_cap = False
@@ -74,20 +134,21 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         if not self.room.enter(self):
             transport.abort()
             return
-        self._arm(FULL_HOUSE_S if self.over_cap else self.limits.header_timeout_s)
+        self._reader.transport = transport
+        self._deadline.set(FULL_HOUSE_S if self.over_cap else self.limits.header_timeout_s, self._on_deadline)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.room.leave(self)
-        self._disarm()
-        self._unset_write_deadline()
+        self._deadline.unset()
+        self._reader.resume()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._in_headers and self._deadline is None:
-            self._arm(self.limits.header_timeout_s)
+        if self._in_headers and not self._deadline.is_set:
+            self._deadline.set(self.limits.header_timeout_s, self._on_deadline)
         self._loose_bytes += len(data)
         super().data_received(data)
         if self._loose_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
@@ -107,7 +168,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._loose_bytes = 0
-        self._arm(self.limits.body_timeout_s)
+        self._deadline.set(self.limits.body_timeout_s, self._on_deadline)
         if not self.url.startswith(b"/"):
             self._take_authority()
         self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
@@ -130,7 +191,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._disarm()
+        self._deadline.unset()
         self._in_headers = True
         self._loose_bytes = self._parsed_bytes = 0
         if not self.cycle.response_complete:
@@ -175,7 +236,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ForebayError) -> None:
         """Answer without the application and close."""
-        self._disarm()
+        self._deadline.unset()
         if self.transport.is_closing():
             return
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
@@ -189,33 +250,17 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         """Return the path of the request's target, as far as it has been read."""
         return getattr(self, "url", b"").partition(b"?")[0].decode("latin-1")
 
-    def _arm(self, seconds: float) -> None:
-        self._disarm()
-        self._deadline = self.clock.call_later(seconds, self._on_deadline)
-
-    def _disarm(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
     def _on_deadline(self) -> None:
         what = "headers" if self._in_headers else "body"
         self._refuse(HttpError(408, f"the request's {what} did not arrive in time", code=_TIMEOUT))
 
-    # Writing: a stream never waits for its reader, it is cut when the reader falls too far behind
+    # Writing
 
     def pause_writing(self) -> None:
-        self._unread_chunks = 0
-        if self._write_deadline is None:
-            self._write_deadline = self.clock.call_later(self.limits.write_timeout_s, self._cut)
+        self._reader.pause()
 
     def resume_writing(self) -> None:
-        self._unset_write_deadline()
-
-    def _unset_write_deadline(self) -> None:
-        if self._write_deadline is not None:
-            self._write_deadline.cancel()
-            self._write_deadline = None
+        self._reader.resume()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["http_version"] != "1.1":
@@ -237,19 +282,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return False
         self.transport.write(data if self._ends_with_connection else b"%x\r\n%b\r\n" % (len(data), data))
-        return self._write_deadline is None or self._reader_keeps_up()
-
-    def _reader_keeps_up(self) -> bool:
-        self._unread_chunks += 1
-        behind = self.transport.get_write_buffer_size()
-        if self._unread_chunks <= self.limits.max_stream_chunks and behind <= MAX_BUFFERED_BYTES:
-            return True
-        self._cut()
-        return False
-
-    def _cut(self) -> None:
-        log.warning(event("slow_reader_cut", buffered_bytes=self.transport.get_write_buffer_size()))
-        self.transport.abort()
+        return self._reader.keeps_up()
 
 
 def _close_unless_read(cycle: RequestResponseCycle, message: Message) -> None:

@@ -39,6 +39,22 @@ def _any_of(words: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, words)) or r"(?!)")
 
 
+class _Templates:
+    """The chat templates of a checkpoint: `main`, None without one, and those for conversations with tools or
+    documents. `own` is the operator's template, which replaces them all."""
+
+    def __init__(self, parts: TokenizerParts, own: str | None) -> None:
+        source, named = own or parts.template, {} if own else parts.named_templates
+        self.main = ChatTemplate(source, parts.names) if source else None
+        self._named = {name: ChatTemplate(named[name], parts.names) for name in _FITTING if name in named}
+        self.all = [*([] if self.main is None else [self.main]), *self._named.values()]
+
+    def fitting(self, variables: Mapping[str, Any]) -> ChatTemplate | None:
+        """Return the template for a conversation with these variables, as transformers chooses it."""
+        fitting = (self._named.get(name) for name, wanted in _FITTING.items() if variables.get(wanted))
+        return next((template for template in fitting if template is not None), self.main)
+
+
 class Tokenizer:
     """Thread-safe, and no call waits for the encoding of another text.
 
@@ -63,10 +79,8 @@ class Tokenizer:
         self.special_names = dict(parts.names)  # `bos_token`, `eos_token` and the like, as they are spelled
         self.eos_token_id = parts.added.get(parts.names.get("eos_token", ""))
         self.bos_token_id = parts.added.get(parts.names.get("bos_token", ""))
-        source = chat_template or parts.template
-        self.chat_template = ChatTemplate(source, parts.names) if source else None
-        named = {} if chat_template else parts.named_templates
-        self._named_templates = {name: ChatTemplate(named[name], parts.names) for name in _FITTING if name in named}
+        self._templates = _Templates(parts, chat_template)
+        self.chat_template = self._templates.main
         self._image_frame: tuple[str, str] | None = None
 
     @classmethod
@@ -83,18 +97,8 @@ class Tokenizer:
     def check_chat_template(self) -> None:
         """Start what renders conversations, which otherwise the first one does. Raises ModelError for a template that
         cannot be used."""
-        for template in self._templates:
+        for template in self._templates.all:
             template.check()
-
-    @property
-    def _templates(self) -> list[ChatTemplate]:
-        own = [] if self.chat_template is None else [self.chat_template]
-        return [*own, *self._named_templates.values()]
-
-    def _fitting(self, variables: Mapping[str, Any]) -> ChatTemplate | None:
-        """Return the template for a conversation with these variables, as transformers chooses it."""
-        fitting = (self._named_templates.get(name) for name, wanted in _FITTING.items() if variables.get(wanted))
-        return next((template for template in fitting if template is not None), self.chat_template)
 
     def release_memory(self) -> None:
         """Free the memory that the next text can compute again: all except the texts of tokens."""
@@ -244,7 +248,7 @@ class Tokenizer:
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
         """The text of a conversation, control tokens spelled out."""
-        template = self._fitting(variables)
+        template = self._templates.fitting(variables)
         if template is None:
             raise InvalidRequest(
                 "this model has no chat template: use /v1/completions, or start the server with --chat-template",
@@ -296,7 +300,7 @@ class Tokenizer:
         texts = list(_texts([*messages, variables]))
         _check_text("\0".join(texts), max_tokens)
         used = {ord(ch) for text in texts for ch in set(text) if ord(ch) >= _MARKS.start}
-        for template in self._templates:
+        for template in self._templates.all:
             used |= set(map(ord, set(template.source)))
         mark = chr(next(code for code in _MARKS if code not in used))
         guarded = []

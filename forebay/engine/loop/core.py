@@ -122,7 +122,7 @@ class EngineCore:
             keep_prefix_cache=keep_prefix_cache,
         )
         self.in_idle_time = in_idle_time
-        self.adapters = self._loader(adapters, clock)
+        self.adapters = None if adapters is None else _loader(scheduler, self.sleeper, adapters, clock)
         self.exchange = Exchange(scheduler, transfers) if transfers else None
         if self.exchange:
             self.sleeper.on_update = self.exchange.weights_changed
@@ -141,14 +141,6 @@ class EngineCore:
         self._pace = Pace(scheduler.config.stall_timeout_s)
         self.step_limit_s = self._pace.limit_s(0)  # of what is done now
         self._progressed = True
-
-    def _loader(self, memory: AdapterMemory | None, clock: Callable[[], float]) -> AdapterLoader | None:
-        """Make what loads adapters, also again when the memory of the weights is new."""
-        if memory is None:
-            return None
-        loader = AdapterLoader(self.scheduler, memory, clock, is_there=lambda: self.sleeper.has_weights)
-        self.sleeper.on_weights = loader.read_again
-        return loader
 
     @property
     def idle(self) -> bool:
@@ -396,6 +388,13 @@ class EngineCore:
             raise EngineBroken(
                 f"{self._failures_in_a_row} steps in a row failed, the last with {type(error).__name__}: {error}"
             ) from error
+
+
+def _loader(scheduler: Scheduler, sleeper: Sleeper, memory: AdapterMemory, clock: Callable[[], float]) -> AdapterLoader:
+    """Make the loader of adapters, which also loads them again when the memory of the weights is new."""
+    loader = AdapterLoader(scheduler, memory, clock, is_there=lambda: sleeper.has_weights)
+    sleeper.on_weights = loader.read_again
+    return loader
 
 
 def work_of(plan: StepPlan, pictures: PictureConfig | None) -> int:
