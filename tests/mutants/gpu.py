@@ -73,6 +73,20 @@ GPU: Final[tuple[Mutant, ...]] = (
         "ops/test_triton_choices.py::test_c31_bits_are_compared_and_workspaces_left_out_unless_exact_is_off",
     ),
     Mutant(
+        "C15 no graph is replayed with more tokens than were captured",
+        "runtime/steps/extend.py",
+        "return self.captured.run(self._columns(inputs, input_ids), plan.num_tokens)",
+        "return self.captured.run(self._columns(inputs, input_ids), min(plan.num_tokens, self.captured.sizes[0]))",
+        "runtime/test_cuda_graphs.py::test_c15_steps_with_prompts_in_cuda_graphs_give_the_bits_of_their_python",
+    ),
+    Mutant(
+        "C15 steps of more tokens than any graph has run by their Python",
+        "runtime/steps/extend.py",
+        "0 < plan.num_tokens <= self.captured.sizes[-1]",
+        "0 < plan.num_tokens",
+        "runtime/test_cuda_graphs.py::test_c15_a_step_of_more_tokens_than_any_graph_has_runs_by_its_python",
+    ),
+    Mutant(
         "C31 a token's experts are added up in the token's own order",
         "ops/triton/experts.py",
         "row = token * choices + j\n",

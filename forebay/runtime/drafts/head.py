@@ -188,8 +188,9 @@ class DraftHead:
         inputs = FollowInputs(tokens, FollowedSequences(head.rows.num_rows, device=device))
         # A padded sequence must not be longer than a row of the page table.
         most = min(max_num_tokens, head.rows.req_to_token.shape[1] * head.forward.cache.page_size)
-        of_decodes = default_sizes(max(sizes) * (1 + head.rows.draft_tokens.shape[1]), quickly=backend.captures_quickly)
-        captured = {*of_decodes, *(token_counts(most) if backend.captures_prompts else ())}
+        quickly = backend.captures_quickly
+        of_decodes = default_sizes(max(sizes) * (1 + head.rows.draft_tokens.shape[1]), quickly=quickly)
+        captured = {*of_decodes, *(token_counts(most, quickly=quickly) if backend.captures_prompts else ())}
         writes = [(head.kept, "hidden"), (head.kept, "starts")]
         within = sorted(size for size in captured if size <= most)
         return GraphRunner(FollowStep(head), inputs, writes=writes, sizes=within, backend=backend)

@@ -132,7 +132,8 @@ class DraftModel:
         inputs = FollowInputs(Tokens(max_num_tokens, device=device), sequences)
         # A padded sequence must not be longer than a row of the page table.
         most = min(max_num_tokens, drafting.rows.req_to_token.shape[1] * drafting.forward.cache.page_size)
-        captured = token_counts(most) if backend.captures_prompts else [1]  # others run as they are
+        quickly = backend.captures_quickly
+        captured = token_counts(most, quickly=quickly) if backend.captures_prompts else [1]  # others run as they are
         return GraphRunner(PromptStep(drafting), inputs, writes=[], sizes=captured, backend=backend)
 
     def arrays(self, plan: StepPlan) -> dict[str, Array]:

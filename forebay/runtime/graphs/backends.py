@@ -62,7 +62,7 @@ class CudaGraphs:
 
     name: ClassVar = "cuda"
     captures_quickly: ClassVar = False
-    captures_prompts: ClassVar = False
+    captures_prompts: ClassVar = True
 
     _WARM_UPS: Final = 2  # kernels are compiled and workspaces allocated before anything is captured
 
