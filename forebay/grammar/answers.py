@@ -15,7 +15,7 @@ from typing import Any
 
 from forebay.grammar.compiler import source_of
 from forebay.grammar.declared_calls import DeclaredCalls, framed
-from forebay.grammar.lark import CallRule, Lark, cannot, literal
+from forebay.grammar.lark import CallRule, Lark, cannot, last_token, literal
 from forebay.grammar.spelled_calls import SPELLED, Spell, Spelled, call_in_text, in_list
 from forebay.requests.sampling_params import Grammar, GrammarKind
 from forebay.text.answers.calls import objects
@@ -63,6 +63,13 @@ def answer_grammar(formats: AnswerFormats, table: TokenBytes, rules: AnswerRules
     grammars += _embedded(rules.content) if "@content" in start else []
     grammars += lark.grammars
     return Grammar(GrammarKind.ANSWER, json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":")))
+
+
+def can_limit_thinking(formats: AnswerFormats, table: TokenBytes) -> bool:
+    """Return whether `max_thinking_tokens` can be enforced: the thinking ends with one added token."""
+    if formats.thinking == CHANNELS:
+        return last_token(table, "<|end|>")[1] is not None
+    return formats.think_tags is not None and last_token(table, formats.think_tags.closes)[1] is not None
 
 
 def _content(lark: Lark, content: Grammar) -> str:

@@ -50,6 +50,14 @@ def as_pattern(text: str) -> str:
     return "".join(rf"\x{ord(char):02x}" if char in "\n/" else re.escape(char) for char in text)
 
 
+def last_token(table: TokenBytes, spelling: str) -> tuple[str, int | None]:
+    """Return the added token that ends a marker, if one does, and the text of the marker before it."""
+    if (token := table.added(spelling)) is not None:
+        return "", token
+    *head, last = (piece for piece in _TOKEN_LIKE.split(spelling) if piece)
+    return "".join(head), table.added(last) if head else None
+
+
 @dataclass(slots=True)
 class Lark:
     """A grammar while it is written."""
@@ -101,13 +109,10 @@ class Lark:
 
     def until(self, spelling: str, max_tokens: int | None = None, *, without: str = "") -> str:
         """Free text of a limited length, with nothing that matches `without`, and the marker behind it."""
-        *head, last = (piece for piece in _TOKEN_LIKE.split(spelling) if piece)
-        token = self.table.added(spelling)
-        without = "|".join(filter(None, (without, self.as_text(spelling)))) if token is not None else without
-        if token is None and head and (token := self.table.added(last)) is not None:
-            text = self.ending("".join(head), without)
-        else:
-            text = self.without(without)
+        head, token = last_token(self.table, spelling)
+        if token is not None and not head:
+            without = "|".join(filter(None, (without, self.as_text(spelling))))
+        text = self.ending(head, without) if token is not None and head else self.without(without)
         if token is None and max_tokens is not None:
             raise cannot(f"{spelling} is no token of this model's, so it cannot be forced", "max_thinking_tokens")
         if token is None:

@@ -13,7 +13,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from forebay.base.errors import InvalidRequest
-from forebay.grammar.answers import AnswerRules, answer_grammar
+from forebay.grammar.answers import AnswerRules, answer_grammar, can_limit_thinking
 from forebay.grammar.compiler import compiled
 from forebay.grammar.lark import CallRule
 from forebay.requests.sampling_params import Grammar, GrammarKind
@@ -224,7 +224,9 @@ def test_an_answer_in_a_form_may_be_a_call_instead(vocabulary: Vocabulary) -> No
 def test_thinking_ends_when_its_tokens_are_used_up(vocabulary: Vocabulary, form: AnswerFormats, most: int) -> None:
     free = [call._replace(enforced=False) for call in CALLS]
     rules = AnswerRules(calls=free, max_thinking_tokens=most, opened=form is THINKING)
-    if form is THINKING and "</think>" not in vocabulary.pieces:
+    can = form is not THINKING or "</think>" in vocabulary.pieces
+    assert can_limit_thinking(form, vocabulary.table) == can
+    if not can:
         with pytest.raises(InvalidRequest, match="no token") as caught:
             answer_grammar(form, vocabulary.table, rules)
         assert caught.value.param == "max_thinking_tokens"

@@ -16,6 +16,7 @@ from forebay.base import json_text
 from forebay.base.errors import ForebayError
 from forebay.engine.client.choice import Choice
 from forebay.engine.client.scores import Scored
+from forebay.grammar.answers import can_limit_thinking
 from forebay.http.errors import MESSAGES, error_ending
 from forebay.http.route import EVENTS, Access, Forward, Route
 from forebay.memory.miss_reason import MissReason
@@ -257,7 +258,7 @@ async def messages(request: Request, server: ServerContext) -> Response:
     body = await read_body(request, server, MessagesRequest)
     server.check_model(context, body.model)
     with renamed(body.renamings):
-        chat, moved = _settled(server, body)
+        chat, moved = _settled(server, context, body)
     dialect = MessagesDialect(
         answer_id=f"msg_{context.request_id}",
         model=context.model,
@@ -277,21 +278,27 @@ async def count_tokens(request: Request, server: ServerContext) -> Response:
     context = RequestContext.of(request.scope)
     server.check_model(context, body.model)
     with renamed(body.renamings):
-        chat, _ = _settled(server, body)
+        chat, _ = _settled(server, context, body)
         check_answerable(chat, server.model.answers)
         with naming("messages"):
             token_ids = await chat_ids(server, context, chat.messages, chat)
     return Response(msgspec.json.encode(TokenCount(input_tokens=len(token_ids))), media_type="application/json")
 
 
-def _settled(server: ServerContext, body: CountTokensRequest) -> tuple[ChatRequest, list[str] | UnsetType]:
+def _settled(
+    server: ServerContext, context: RequestContext, body: CountTokensRequest
+) -> tuple[ChatRequest, list[str] | UnsetType]:
     """Return the chat of the body, and the parts of the system text that were moved. Clients send fields of thinking
-    with every request: those that the template does not read are left out, and so is high effort, the default."""
+    with every request: those that the template does not read are left out, and so is high effort, the default. A
+    budget that cannot be enforced is ignored, as no client can leave it out."""
     found, update = server.model.answers, dict[str, Any]()
     if found.can_switch:
         update["enable_thinking"] = body.thinks
-    if found.formats.thinking is None:
+    limits = can_limit_thinking(found.formats, server.tokenizer.table)
+    if body.chat.max_thinking_tokens is not None and not limits:
         update["max_thinking_tokens"] = None
+        if found.formats.thinking is not None:
+            context.note_ignored(["thinking.budget_tokens"])
     if body.chat.reasoning_effort == "high" and "reasoning_effort" not in found.variables:
         update["reasoning_effort"] = None
     check_results(body.chat.messages)
