@@ -60,7 +60,7 @@ CLAUDE_HEADERS = {
     "authorization": "Bearer any",
     "anthropic-version": "2023-06-01",
     "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,context-management-2025-06-27",
-    "user-agent": "claude-cli/2.1.0 (external, cli)",
+    "user-agent": "claude-cli/2.1.332 (external, cli)",
     "x-app": "cli",
 }
 CLAUDE_TOOLS = [
@@ -92,7 +92,7 @@ def claude_body(messages: list[Any], nonce: str) -> dict[str, Any]:
         "tools": CLAUDE_TOOLS,
         "metadata": {"user_id": json.dumps({"device_id": "0" * 64, "session_id": "s"})},
         "max_tokens": 32000,
-        "thinking": {"type": "adaptive"},
+        "thinking": {"type": "adaptive", "display": "updates"},  # of 2.1.332
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         "output_config": {"effort": "high"},
         "stream": True,

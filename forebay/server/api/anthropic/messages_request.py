@@ -106,11 +106,11 @@ class WhichTool(Strict):
 
 
 class ThinkingConfig(Strict):
-    """Adaptive leaves open how long it is."""
+    """Adaptive leaves open how long it is. Thinking that is displayed comes whole, not summed up."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "updates", "omitted"] | None = None
 
     @model_validator(mode="after")
     def _check_budget(self) -> Self:
