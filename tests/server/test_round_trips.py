@@ -137,3 +137,13 @@ def test_answers_are_bounded_by_session_and_in_all() -> None:
         answered.note(str(number), PROMPT, RUNS, opened=False)
     assert len(answered._sessions) == MOST_SESSIONS
     assert "me" not in answered._sessions
+
+
+def test_thinking_that_the_prompt_opens_is_read_whatever_the_length_of_its_tag() -> None:
+    """Each byte of the tag is a token here: `<think:opensource>` has 18."""
+    rig = Rig(MANNERS["Hy3 as published"])
+    try:
+        found = [trips(rig, kind) for kind in CLIENTS]
+    finally:
+        rig.close()
+    assert {(trip.reused == trip.possible, trip.reason) for pair in found for trip in pair} == {(True, "")}

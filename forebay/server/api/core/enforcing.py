@@ -9,7 +9,7 @@ from dataclasses import replace
 from forebay.grammar.answers import AnswerRules, answer_grammar
 from forebay.grammar.lark import CallRule
 from forebay.requests.sampling_params import Grammar, GrammarKind
-from forebay.server.api.core.prompts import TAIL_TOKENS
+from forebay.server.api.core.prompts import tail_of
 from forebay.server.context import ServerContext
 from forebay.server.protocol.requests import ChatRequest
 from forebay.server.protocol.tools import AllowedTools, AnyTool, GrammarDefinition, TextTool
@@ -25,8 +25,7 @@ async def enforced_grammar(server: ServerContext, body: ChatRequest, prompt: lis
         if call.text:
             await server.grammars.check(server.client, Grammar(GrammarKind.LARK, call.text), call.field)
     if found.formats.thinking is not None:
-        tail = server.tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
-        rules = replace(rules, opened=found.opens_thinking(tail))
+        rules = replace(rules, opened=found.opens_thinking(tail_of(server.tokenizer, prompt)))
     grammar = answer_grammar(found.formats, server.tokenizer.table, rules)
     if grammar is None or grammar is rules.content:
         return grammar

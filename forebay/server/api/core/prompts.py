@@ -98,7 +98,7 @@ def naming(field: str) -> Iterator[None]:
         raise
 
 
-TAIL_TOKENS: Final = 16  # more than the tag that opens the thinking has
+_TAIL_TOKENS: Final = 128  # more than the tag that opens the thinking has bytes, each of which may be a token
 
 
 def check_answerable(body: ChatRequest, found: Findings) -> None:
@@ -117,11 +117,16 @@ def check_answerable(body: ChatRequest, found: Findings) -> None:
         raise InvalidRequest(what, code=UNSUPPORTED_FIELD, param="reasoning_effort")
 
 
+def tail_of(tokenizer: Tokenizer, prompt: list[int]) -> str:
+    """Return the end of a prompt, by which it is known whether the answer begins within the thinking."""
+    return tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
+
+
 def reading_of(body: ChatRequest, found: Findings, tokenizer: Tokenizer, prompt: list[int]) -> Reading:
     """Return how the answers are read, of a chat with tools or a model that thinks."""
     tools = {tool.function.name: tool.function.parameters or {} for tool in body.offered_tools}
     formats = found.formats if body.separate_reasoning else found.formats.with_thinking_said
-    tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
+    tail = tail_of(tokenizer, prompt)
     make, opened = partial(reader_for, formats, tools, opened=found.opened(tail)), found.opens_thinking(tail)
     table = _shown(tokenizer.table, found.formats.spellings)
     one_call = body.parallel_tool_calls is False
