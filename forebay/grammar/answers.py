@@ -120,9 +120,11 @@ def _behind_thinking(lark: Lark, formats: AnswerFormats, rules: AnswerRules) -> 
 
 
 def _layout(lark: Lark, formats: AnswerFormats) -> str:
-    """Return an expression of one marker around texts and calls, which is part of neither."""
+    """Return an expression of one marker around texts and calls, which is part of neither. Calls that begin with a
+    name have none: text could not be told from it."""
     form, tags = formats.call_format, formats.think_tags
-    words = dict.fromkeys((*(form.layout if form is not None else ()), *(tags.layout if tags is not None else ())))
+    marked = form.layout if form is not None and not form.named else ()
+    words = dict.fromkeys((*marked, *(tags.layout if tags is not None else ())))
     return " | ".join(map(lark.marker, words))
 
 
@@ -173,7 +175,7 @@ class _Calls:
 
     def __init__(self, lark: Lark, formats: AnswerFormats, form: CallFormat, rules: AnswerRules) -> None:
         self._lark, self._form, self._rules = lark, form, rules
-        self._bare = "" if formats.marks[0] else form.bare
+        self._bare = not formats.marks[0] and form.may_be_bare
         marked = any(formats.marks) and form.body is objects
         self._spell: Spell = partial(in_list, end=formats.marks[1]) if marked else _spelling(formats, form)
 
@@ -182,8 +184,9 @@ class _Calls:
 
     def alone(self) -> str:
         """An answer of calls alone."""
-        spelled, begin = self._spelled(), self._lark.marker(self._form.begins[0])
-        section = self._lark.rule(spelled.section if self._bare else f"{begin} {spelled.section}")
+        spelled = self._spelled()
+        begin = "" if self._bare else self._lark.marker(self._form.begins[0])
+        section = self._lark.rule(f"{begin} {spelled.section}")
         if self._rules.one_call or spelled.between is None:
             return section
         return f"{section} ({literal(spelled.between)} {section})*" if spelled.between else f"{section}+"
@@ -191,17 +194,27 @@ class _Calls:
     def in_text(self, layout: str) -> str:
         """Return an expression of text, in which what follows a marker of calls is one, or at whose head some are.
         `layout` may be between parts."""
-        lark, begin = self._lark, self._form.begins[0]
+        lark, form = self._lark, self._form
+        if form.named:
+            return self._named_or_text()
         section = lark.rule(self._spelled().section)
-        unmarked = call_in_text(self._form, [call.name for call in self._rules.calls])
-        calls = "|".join(filter(None, (unmarked, lark.as_text(*self._form.begins))))
+        unmarked = call_in_text(form, [call.name for call in self._rules.calls])
+        begin = form.begins[0]
+        calls = "|".join(filter(None, (unmarked, lark.as_text(*form.begins))))
         text = lark.without(calls)
         apart = f"({text} ({layout}))*" if layout else ""
         called = f"({apart} {lark.until(begin, without=calls)} {section})*"
         if not self._bare:
             return f"{called} {apart} {text}"
-        other = lark.other_than(self._bare, calls)
+        other = lark.other_than(form.bare, calls)
         return f"(SPACE? {section} | {lark.marker(begin)} {section} | {other})"
+
+    def _named_or_text(self) -> str:
+        """Return an expression of a call that begins with its name, or of text in which no line is such a name. White
+        space before the name is of one terminal with it, since text may begin with white space as well."""
+        lark, calls = self._lark, self._rules.calls
+        called = lark.one_of([f"{lark.line(call.name)} {lark.arguments(call)}" for call in calls])
+        return f"({called} | {lark.without_lines([call.name for call in calls], self._form.layout)})"
 
     def no_call(self) -> str:
         """Text without a marker of calls."""

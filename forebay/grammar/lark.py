@@ -94,6 +94,21 @@ class Lark:
         self.rules.append(rf"{name}: /(.|\n)*/ & ~/(.|\n)*({pattern})(.|\n)*/")
         return name
 
+    def line(self, text: str) -> str:
+        """The name of a terminal: a line of that text, behind white space."""
+        name = f"T{len(self.rules)}"
+        self.rules.append(rf"{name}: /[ \r\n\t]{{0,8}}{as_pattern(text)}\n/")
+        return name
+
+    def without_lines(self, lines: Sequence[str], words: Sequence[str]) -> str:
+        """The name of a terminal: free text that has none of these lines, and none of the words that text can hold."""
+        name = f"T{len(self.rules)}"
+        either = "|".join(map(as_pattern, lines))
+        word = self.as_text(*words)
+        others = rf" & ~/(.|\n)*({word})(.|\n)*/" if word else ""
+        self.rules.append(rf"{name}: /(.|\n)*/ & ~/((.|\n)*\n)?[ \r\t]*({either})\n(.|\n)*/{others}")
+        return name
+
     def ending(self, end: str, pattern: str) -> str:
         """The name of a terminal: text that ends so, and in which nothing matches."""
         name = f"T{len(self.rules)}"

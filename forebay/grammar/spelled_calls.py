@@ -99,6 +99,11 @@ def _llama3_json(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
     return Spelled(lark.some(objects(lark, calls, "parameters"), "; ", one))
 
 
+def _glm4(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
+    """One call: the model was trained on no others."""
+    return Spelled(lark.one_of([f"{literal(f'{call.name}{chr(10)}')} {lark.arguments(call)}" for call in calls]))
+
+
 def _mistral(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
     if lark.table.added("[ARGS]") is None:
         return Spelled(f'"[" {lark.some(objects(lark, calls), ", ", one)} "]"')
@@ -385,4 +390,5 @@ SPELLED: Final[dict[str, Spell]] = {
     "lfm2": partial(_python, end="<|tool_call_end|>"),
     "pythonic": _python,
     "llama3_json": _llama3_json,
+    "glm4": _glm4,
 }

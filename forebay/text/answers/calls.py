@@ -207,6 +207,27 @@ class Headed:
         answer.end()
 
 
+def name_and_object(answer: Answer, known: bool) -> Reading[None]:
+    """Read the name of a tool that there is, alone on a line, and an object below it."""
+    cursor, name = answer.cursor, list[str]()
+    yield from cursor.run(_NAME_CHARS, name.append)
+    called = "".join(name)
+    if called not in answer.tools or not (yield from cursor.literal("\n")):
+        return
+    yield from cursor.spaces()
+    if (yield from cursor.peek()) != "{":
+        return
+    answer.begin(called)
+    yield from json_value(cursor, answer.argue)
+    answer.end()
+
+
+def named_line(answer: Answer, known: bool) -> Reading[None]:
+    """Read `name_and_object` in text: the name begins a line, or follows a tag."""
+    if answer.cursor.before in ("", "\n", ">"):
+        yield from name_and_object(answer, known)
+
+
 def no_calls(answer: Answer, known: bool) -> Reading[None]:
     """Read nothing."""
     yield from ()

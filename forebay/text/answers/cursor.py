@@ -44,6 +44,11 @@ class Cursor:
     def origin(self) -> int:
         return self.taken - self._at
 
+    @property
+    def before(self) -> str:
+        """The character that was taken last; "" at the beginning of the text."""
+        return self._text[self._at - 1 : self._at] if self.taken else ""
+
     def feed(self, text: str) -> None:
         """Append text, and drop the characters already taken but for the last one, which conditions may examine."""
         dropped = max(0, self._at - 1)

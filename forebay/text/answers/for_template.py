@@ -9,7 +9,14 @@ from typing import Any, Final
 from forebay.base.errors import InvalidRequest
 from forebay.text.answers.formats import call_id_of
 from forebay.text.answers.probes import Findings, Wanted
-from forebay.text.answers.tools_as_text import HERMES, calls_in_text, tools_as_text, tools_described
+from forebay.text.answers.tools_as_text import (
+    GLM4,
+    HERMES,
+    called_by_metadata,
+    calls_in_text,
+    tools_as_text,
+    tools_described,
+)
 
 INVALID_JSON: Final = "invalid_json"  # the key of arguments that are not a JSON object
 
@@ -50,6 +57,8 @@ def for_template(messages: list[dict[str, Any]], variables: dict[str, Any], foun
         messages = one_call_each(messages)
     if found.wants_whole_tools and "tools" in variables:
         variables["tools"] = list(map(_whole, variables["tools"]))
+    if found.calls.hidden and found.formats.calls == GLM4:
+        return called_by_metadata(messages)
     numbered = _numbered(messages, call_id_of(found.formats.calls))
     form = found.formats.calls or HERMES
     return [_as_wanted(message, found.calls, form) if "tool_calls" in message else message for message in numbered]

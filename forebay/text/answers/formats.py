@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from forebay.text.answers import calls
@@ -22,7 +22,7 @@ class CallFormat:
     markers. With `own` calls also begin anywhere in text without a marker: `in_text` (or `body`) reads them there, and
     they must name a tool of the request. `layout` is never text. `call_id` are the ids that the model was trained on,
     by a call's number. `tools_mark` is the marker with which the model is instructed to call, if it is not one of
-    `begins`.
+    `begins`. With `named` calls begin, without a marker, with the name of a tool, alone on a line.
     """
 
     name: str
@@ -37,6 +37,16 @@ class CallFormat:
     layout: tuple[str, ...] = ()
     call_id: str = _CALL_ID
     tools_mark: str = ""
+    named: bool = False
+
+    def of_tools(self, tools: Iterable[str]) -> CallFormat:
+        """Return the format in which these tools are called."""
+        return replace(self, own=(*self.own, *(f"{name}\n" for name in tools))) if self.named else self
+
+    @property
+    def may_be_bare(self) -> bool:
+        """Return whether an answer may begin with a call without a marker."""
+        return self.named or self.bare != ""
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -263,6 +273,14 @@ CALL_FORMATS: Final = {
             bare="[",
             own=("[", "```json"),
             in_text=calls.listed_in_text,
+        ),
+        CallFormat(
+            "glm4",
+            calls.name_and_object,
+            in_text=calls.named_line,
+            layout=("<|assistant|>",),
+            tools_mark="在调用上述函数时，请使用 Json 格式",
+            named=True,
         ),
     )
 }

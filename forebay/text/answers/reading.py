@@ -105,7 +105,8 @@ class AnswerReader:
         thinks = bool(opened) and formats.thinking is not None
         begins: Kind = Thought if thinks or channels else Said
         self._answer = Answer(self._cursor, tools or {}, exact=channels, marks=[(0, begins)], thinking=thinks)
-        self._calls = formats.call_format if tools else None
+        form = formats.call_format
+        self._calls = form.of_tools(tools) if tools and form is not None else None
         self._think = THINK_TAGS.get(formats.thinking or "")
         self._shows_thinking = formats.thinking is not None
         self._calls_in_channels = bool(tools) and formats.calls == CHANNELS
@@ -169,7 +170,7 @@ class AnswerReader:
         begins: tuple[str, ...] = ()
         if calls is not None:
             layout, begins = (*layout, *calls.layout), (*calls.begins, *calls.own)
-            if calls.bare and not closes:
+            if calls.may_be_bare and not closes:
                 yield from self._bare(calls)
         markers = markers_of(*begins, *layout)
         while marker := (yield from self._cursor.until(markers, self._answer.say)):
@@ -235,7 +236,7 @@ class AnswerReader:
     def _bare(self, calls: CallFormat) -> Reading[None]:
         self._cursor.record = []
         yield from self._cursor.spaces()
-        if (yield from self._cursor.peek()) == calls.bare:
+        if calls.named or (yield from self._cursor.peek()) == calls.bare:
             yield from self._call(calls, known=True)
         if not self._answer.calls:
             self._cursor.restore("".join(self._cursor.record))

@@ -11,6 +11,7 @@ from forebay.text.answers.formats import CALL_FORMATS
 Message = dict[str, Any]
 HERMES: Final = "hermes"  # the format in which tools are described where a template writes nothing of them
 _IN_PYTHON: Final = ("lfm2", "pythonic")
+GLM4: Final = "glm4"  # whose template shows calls by fields of its own
 _PHI4_MINI: Final = "phi4_mini"  # whose template shows no calls
 
 _INSTRUCTIONS: Final = """You may call these tools, one JSON schema a line:
@@ -67,6 +68,29 @@ def calls_in_text(message: Message, form: str = HERMES) -> Message:
     called = [call["function"] for call in calls]
     written = _as_python(called, form) if form in _IN_PYTHON else _as_objects(called, form)
     return {**kept, "content": "\n".join(filter(None, (message["content"], written)))}
+
+
+def called_by_metadata(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation in the fields of GLM 4's template: the name of a call is `metadata`, its arguments are
+    the content, and a result is an observation."""
+    shown: list[Message] = []
+    for message in messages:
+        if message["role"] == "tool":
+            shown.append({"role": "observation", "content": message["content"]})
+            continue
+        calls = message.get("tool_calls", ())
+        if not calls or message["content"]:
+            shown.append({key: value for key, value in message.items() if key != "tool_calls"})
+        functions = (call["function"] for call in calls)
+        shown += [
+            {"role": message["role"], "metadata": function["name"], "content": _text(function["arguments"])}
+            for function in functions
+        ]
+    return shown
+
+
+def _text(arguments: dict[str, Any] | str) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _as_objects(calls: Sequence[dict[str, Any]], form: str) -> str:

@@ -302,6 +302,12 @@ class Spelling(NamedTuple):
     copies: bool = True  # arguments are JSON in the answer
 
 
+def _glm4(answer: Answer) -> str:
+    """A message of its own for each call."""
+    turn = "<|assistant|>"
+    return (turn if answer.said else "") + turn.join(f"{name}\n{text}" for name, text in answer.calls)
+
+
 SPELLINGS = {
     "hermes": Spelling(AnswerFormats("hermes", "think"), blocks(_object)),
     "qwen3_coder": Spelling(AnswerFormats("qwen3_coder", "think"), blocks(_tags), copies=False),
@@ -367,6 +373,7 @@ SPELLINGS = {
         _behind(_hy3(":opensource"), _framed("<think:opensource>", "</think:opensource>")),
         copies=False,
     ),
+    "glm4": Spelling(AnswerFormats("glm4", "think"), _behind(_glm4)),
     "olmo3": Spelling(AnswerFormats("olmo3", "think"), _behind(_olmo), copies=False),
     "xlam": Spelling(
         AnswerFormats("xlam", "think"),

@@ -325,6 +325,15 @@ XLAM = _chatml(
     + "{{ ', ' if not loop.last else '' }}{% endfor %}]{% endif %}",
 )
 
+# GLM 4: calls and results by fields of the template's own, tools in a text that says how to call.
+GLM4 = (
+    "{% if tools %}<|system|>\n# 可用工具{% for t in tools %}\n\n{{ t.function | tojson }}\n"
+    "在调用上述函数时，请使用 Json 格式表示调用的参数。{% endfor %}{% endif %}{% for m in messages %}"
+    "{% if m.role == 'assistant' and m.metadata %}<|assistant|>{{ m.metadata }}\n{{ m.content }}"
+    "{% elif m.role in ('system', 'user', 'assistant', 'observation') %}<|{{ m.role }}|>\n{{ m.content }}{% endif %}"
+    f"{{% endfor %}}{_OPEN}<|assistant|>{{% endif %}}"
+)
+
 # DeepSeek V3.1 as it is published: nothing of tools, and calls in a form of its own.
 DEEPSEEK_V31_ALONE = DEEPSEEK_V31.removeprefix(_TOLD)
 # Calls are shown, results are not: such a history can be shown in text alone.
@@ -391,5 +400,6 @@ MANNERS = {
     "InternLM": Manner(INTERNLM, "internlm"),
     "Phi-4 mini": Manner(PHI4_MINI, "phi4_mini", hidden=True),
     "xLAM": Manner(XLAM, "xlam"),
+    "GLM 4": Manner(GLM4, "glm4", hidden=True),
     "gpt-oss": Manner(GPT_OSS, "gpt_oss", "gpt_oss", frozenset({"reasoning_effort"}), one_call=True),
 }
