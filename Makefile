@@ -11,7 +11,7 @@ MACHINE ?= $(shell uname -m)
 # One more than two cores: where a test waits for servers, another computes.
 WORKERS ?= 3
 
-.PHONY: serve test test-all install dev lint check coverage bench bench-limits bench-peers test-gpu bench-gpu wheel docs
+.PHONY: serve test test-all clients install dev lint check coverage bench bench-limits bench-peers test-gpu bench-gpu wheel docs
 
 # make serve ARGS="--port 30001"
 serve: install
@@ -43,6 +43,12 @@ lint: dev
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python scripts/shape.py
+
+# Coding agents and agent libraries of npm and PyPI, 2.3 GB below build/clients, against the server: versions and results
+# are in docs/guide/clients.md. Without them these tests are skipped; make clients ARGS="-k codex"
+clients: dev
+	@$(BIN)/python -m tests.integration.clients.install
+	@$(BIN)/python -m pytest -n 0 -m clients tests/integration $(ARGS)
 
 # What a change needs before it goes anywhere: the gates among the tests too
 check: lint

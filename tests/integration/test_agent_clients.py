@@ -1,17 +1,13 @@
 """Loops of current clients, whose calls of tools are cut off and go back with all that was received.
 
-The clients of Python and of JavaScript that the project does not need otherwise are installed once, with fixed
-versions, into a folder of the user's cache.
+The clients of Python and of JavaScript that the project does not need otherwise are those of `make clients`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,12 +18,11 @@ import pytest
 
 from tests import loopback
 from tests.deadlines import HANGS_S
+from tests.integration.clients.install import installed
 from tests.integration.tree import Tree, serving
 
 MODEL = "SmolLM2-135M-Instruct"
 CLIENTS = Path(__file__).parent / "clients"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "forebay-test-clients"
-INSTALL_S = 600  # a registry that has not answered by then is missing
 CUT_OFF = 22  # tokens: less than a call with its arguments has
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 ASKED = "How is the weather in Paris?"
@@ -112,45 +107,23 @@ def run(*command: str | Path, cwd: Path, limit_s: float) -> str:
     return done.stdout
 
 
-def installed(name: str, *declared: str) -> Path:
-    """A folder of the cache with what `declared` files ask for, installed once; skips where that cannot be had."""
-    digest = hashlib.sha256(b"".join((CLIENTS / each).read_bytes() for each in declared)).hexdigest()[:12]
-    folder = CACHE / f"{name}-{sys.version_info.major}.{sys.version_info.minor}-{digest}"
-    if (folder / "installed").exists():
-        return folder
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for each in declared:
-        shutil.copy(CLIENTS / each, folder)
-    try:
-        if name == "node":
-            run("npm", "install", "--no-audit", "--no-fund", cwd=folder, limit_s=INSTALL_S)
-        else:
-            run(sys.executable, "-m", "venv", "env", cwd=folder, limit_s=INSTALL_S)
-            pip = ("-m", "pip", "install", "-q", "-r", "requirements.txt")
-            run(folder / "env/bin/python", *pip, cwd=folder, limit_s=INSTALL_S)
-    except (AssertionError, subprocess.TimeoutExpired) as error:
-        pytest.skip(f"the {name} clients cannot be installed: {str(error)[-300:]}")
-    (folder / "installed").touch()
-    return folder
-
-
+@pytest.mark.clients
 @pytest.mark.slow
 def test_openai_agents_and_pydantic_ai_go_on_after_a_cut_off_call(tree: Tree) -> None:
-    folder = installed("python", "requirements.txt")
-    script = CLIENTS / "agents_loop.py"
-    told = json.loads(run(folder / "env/bin/python", script, tree.url, MODEL, cwd=folder, limit_s=HANGS_S * 4))
+    folder = installed("agents")
+    script = CLIENTS / "cut_off_loops.py"
+    told = json.loads(run(folder / "bin/python", script, tree.url, MODEL, cwd=folder, limit_s=HANGS_S * 4))
     assert {name.partition(" ")[0] for name in told} == {"openai-agents", "pydantic-ai"}
     assert len(told) == 5
     assert min(told.values()) >= 2
 
 
+@pytest.mark.clients
 @pytest.mark.slow
 def test_vercel_ai_sdk_goes_on_after_a_cut_off_call(tree: Tree) -> None:
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("node and npm are not installed")
-    folder = installed("node", "package.json")
-    shutil.copy(CLIENTS / "vercel.mjs", folder)
-    told = json.loads(run("node", "vercel.mjs", tree.url, MODEL, cwd=folder, limit_s=HANGS_S * 4))
+    folder = installed("node")
+    shutil.copy(CLIENTS / "cut_off_loops.mjs", folder)
+    node = folder / "node_modules/.bin/node"
+    told = json.loads(run(node, "cut_off_loops.mjs", tree.url, MODEL, cwd=folder, limit_s=HANGS_S * 4))
     assert len(told) == 8
     assert min(told.values()) >= 3
