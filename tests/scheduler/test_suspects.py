@@ -1,9 +1,11 @@
 """Who is to blame for a step that failed (C27): groups on trial, in halves, with nobody else beside them."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from forebay.base.errors import EngineError
-from forebay.requests.request import Request, RequestFault, blamed_on
+from forebay.requests.request import Request, RequestFault, Status, blamed_on
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason
 from forebay.scheduler.suspects import Suspects
@@ -27,6 +29,19 @@ def test_those_of_a_failed_step_are_tried_in_halves():
             suspects.clear(req)
         assert list(suspects.under_test) == expected
     assert not suspects.groups
+
+
+@pytest.mark.parametrize("status", Status, ids=lambda status: status.name)
+def test_suspects_that_computed_their_suspected_tokens_without_a_failure_are_cleared(status: Status) -> None:
+    class Computed:
+        def __init__(self, num_tokens: int) -> None:
+            self.status, self.allocation = status, SimpleNamespace(kv_committed=num_tokens)
+
+    suspects, reqs = Suspects(), [Computed(num_tokens) for num_tokens in (4, 5, 6)]
+    suspects.groups.append(dict.fromkeys(reqs, 5))
+    suspects.clear_passed()
+    runs = status in (Status.EXTENDING, Status.DECODING)
+    assert list(suspects.under_test) == (reqs[:1] if runs else reqs)
 
 
 def test_a_fault_names_the_request_that_work_was_done_for():
