@@ -14,6 +14,7 @@ from forebay.http.preparation import Client, Lane, staying_client
 from forebay.http.workers import TextWorkers
 from forebay.server import gateway
 from tests.deadlines import HANGS_S, wait_until
+from tests.server.fake_engine import FakeEngine
 
 BODY = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 4}).encode()
 REQUEST = (
@@ -96,3 +97,24 @@ def test_c27_client_that_leaves_while_it_waits_for_a_turn_leaves_its_request_on_
         assert waits.wait(HANGS_S)
     server.until(lambda: ran == [True])
     assert server.engine.submitted == []
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_client_that_leaves_while_its_answer_is_generated_is_counted_and_logged(
+    stream: bool, launch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "forebay")
+    server = launch(lambda: FakeEngine(manual=True))
+    with server.connect() as sock:
+        body = json.dumps({"prompt": "hello", "stream": stream}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        sock.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        server.until(lambda: len(server.engine.submitted) == 1)
+    server.until(lambda: server.engine.aborted == [1])
+    with server.client() as http:
+        wait_until(lambda: http.get("/debug/state").json()["server"]["num_inside"] == 0)
+        metrics = http.get("/metrics").text
+    counted = [line for line in metrics.splitlines() if line.startswith("forebay:num_aborted_requests_total")]
+    assert [line.rpartition(" ")[2] for line in counted] == ["1.0"]
+    (finished,) = [line for line in caplog.messages if line.startswith("finished ")]
+    assert " finish=disconnect " in finished
