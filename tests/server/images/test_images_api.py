@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -29,7 +30,7 @@ from forebay.server.images.tiling import Tiling, tiling_at
 from forebay.server.protocol.images import Source
 from forebay.server.protocol.requests import ChatRequest
 from forebay.text.tokenizer import Tokenizer
-from tests.deadlines import HANGS_S
+from tests.deadlines import HANGS_S, wait_until
 from tests.server.conftest import MODEL, Running, start
 from tests.server.fake_engine import FakeEngine
 from tests.server.images.smolvlm import PER_TILE, PLACEHOLDER, TILING, file_of, noise, write_tokenizer
@@ -472,3 +473,18 @@ def test_source_is_forgotten_once_it_was_taken() -> None:
     source = body.messages[0].images[0].image_url.url
     assert source.take() == data_of(IMAGE)
     assert source.text == ""
+
+
+def test_server_that_ends_ends_its_threads(tmp_path: Path) -> None:
+    def threads() -> set[str]:
+        ours = [thread for thread in threading.enumerate() if thread not in before]
+        return {thread.name.partition("-")[0] for thread in ours} & {"image", "text"}
+
+    before = threading.enumerate()
+    chats = Chats(tmp_path)
+    try:
+        chats.chat(part(IMAGE), {"type": "text", "text": "word " * 1000})
+        assert threads() == {"image", "text"}
+    finally:
+        chats.close()
+    wait_until(lambda: not threads())
