@@ -68,7 +68,7 @@ AREAS: Final = {
         tests=("*/test_*adapter*.py", "integration/test_*adapter*.py", "cli/test_adapter*.py"),
     ),
     "cluster": Area(sources=("cluster/*.py",), tests=("cluster/test_*.py",)),
-    "dialects": Area(sources=("server/api/*.py", "server/api/*/*.py"), tests=("server/test_*.py",)),
+    "dialects": Area(sources=("server/api/*.py", "server/api/*/*.py"), tests=("server/test_*.py", "api/test_*.py")),
     "engine": Area(sources=("engine/**/*.py",), tests=("engine/test_*.py",)),
     "engine/loop": Area(sources=("engine/loop/*.py",), tests=("engine/test_*.py", "server/test_metrics.py")),
     "grammar": Area(sources=("grammar/*.py",), tests=("grammar/test_*.py",)),

@@ -13,6 +13,7 @@ from forebay.base.errors import InvalidRequest
 from forebay.grammar.compiler import compiled
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.server.api.anthropic.messages_request import MessagesRequest
+from forebay.server.api.core.enforcing import rules_of
 from forebay.server.api.ollama.request import OllamaChatRequest
 from forebay.server.api.openai.responses_request import ResponsesRequest
 from forebay.server.protocol.requests import ChatRequest
@@ -33,6 +34,7 @@ TOOLS: Any = [
     }
 ]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city":  "Zürich \\"{}\\""}}\n</tool_call>'
+NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 ASK: list[Any] = [{"role": "user", "content": "How is it?"}]
 
 
@@ -110,6 +112,27 @@ def test_content_is_null_where_there_are_calls_alone(speaker: Callable[[str], Sp
     answer = speaker(QWEN25).say(CALL, ASK, tools=TOOLS).choices[0]
     assert answer.message.content is None
     assert answer.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("choice", "parallel", "one_call"),
+    [
+        ("auto", None, False),
+        ("required", True, False),
+        ("required", False, True),
+        ("auto", False, True),
+        (NAMED, None, True),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}, None, False),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}, False, True),
+    ],
+)
+def test_grammar_of_calls_has_one_if_a_tool_is_named_or_calls_are_not_parallel(
+    choice: Any, parallel: bool | None, one_call: bool
+) -> None:
+    body = ChatRequest.model_validate(
+        {"messages": ASK, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": parallel}
+    )
+    assert rules_of(body).one_call is one_call
 
 
 def test_one_call_ends_an_answer_that_may_have_no_more(speaker: Callable[[str], Speaker]) -> None:
