@@ -109,7 +109,7 @@ def test_encoding_that_was_used_longest_ago_is_evicted_and_keeps_its_ids() -> No
     ids = second.ids
     enter(pictures, picture(3))
     assert (len(first.blocks), len(second.blocks)) == (1, 0)
-    assert pictures.counters["evicted_encodings"] == 1
+    assert pictures.counters == {"pictures": 4, "picture_hits": 1, "encoded_tiles": 2, "evicted_encodings": 1}
     assert not pictures.is_planned(second, 0)
     pictures.leave(enter(pictures, picture(2)), "")
     assert second.ids == ids

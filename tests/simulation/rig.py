@@ -47,7 +47,7 @@ class Scripted(Simulation):
         width = self.width or (self.widths.width(1) if self.widths else 1)
         plan = self.scheduler.plan(self.now, width)
         if plan is not None:
-            self.core._launch(plan, width)
+            self.core._launch(plan, width, self.core._expect(plan))
         self._heard(self.core._take_updates())
         return plan
 
