@@ -1,14 +1,16 @@
 """Servers and engines that are forked from a process which has imported everything, in the place of new interpreters.
 
-A new interpreter needs three seconds of CPU to import a server and an engine. So each process of the suite keeps one
-`Stock`, which imports them once, and forks it for each server that a test starts. Such a server forks in turn for its
-engine, and a router for its servers. Only start and exit differ: each is a process of its own, with its arguments,
-variables, descriptors and signals. Tests of start and exit have new interpreters (`Tree(..., fresh=True)`).
+A new interpreter needs a second of CPU to import a server, and two to import an engine. So each process of the suite
+keeps one `Stock`, which imports them once, and forks it for each server that a test starts (`Tree`) and for each engine
+of its own (`forked_engines` in `tests/conftest.py`). Such a server forks in turn for its engine, and a router for its
+servers. Only start and exit differ: each is a process of its own, with its arguments, variables, descriptors and
+signals. Tests of start and exit have new interpreters (`Tree(..., fresh=True)`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import importlib
 import json
 import os
@@ -18,27 +20,28 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from forebay.base import child
 from forebay.base.signals import ENDING
-from forebay.cli.main import main
 
 ROOT: Final = Path(__file__).parents[2]
+ENGINE: Final = "forebay.engine.loop.process"
+FORKED: Final = (ENGINE, "forebay.cli.member")  # by forked processes; others are interpreters
 IMPORTED: Final = (
     *("forebay.cli.commands", "forebay.cli.serve", "forebay.cli.serving", "forebay.cli.local_fleet"),
-    *("forebay.cli.member", "forebay.cli.startup_table", "forebay.server.serve", "forebay.engine.loop.process"),
-    *("forebay.engine.loop.build", "forebay.server.images.tiling", "forebay.text.tokenizer"),
+    *("forebay.cli.member", "forebay.cli.startup_table", "forebay.server.serve", "forebay.cli.main"),
+    *(ENGINE, "forebay.engine.loop.build", "forebay.server.images.tiling", "forebay.text.tokenizer"),
 )
-FORKED: Final = ("forebay.engine.loop.process", "forebay.cli.member")  # by forked processes; others are interpreters
 _ROOM: Final = "-" * 4096  # an argument in whose place the arguments of a forked process are shown
 _VARIABLES: Final = dict(os.environ)  # before any test has changed them
 _START: Final = child.start
+_MOST_FILES: Final = 32
 _NUMBER: Final = struct.Struct("=q")
-_STANDARD: Final = 3  # descriptors
+_STDERR: Final = 2
 
 
 class Forked:
@@ -96,12 +99,22 @@ class Stock:
                 start_new_session=True,
             )
 
-    def serve(self, words: Sequence[str], variables: Mapping[str, str], output: int) -> Forked:
-        """Fork a process that runs `forebay` with these words, in a session of its own, and writes to `output`."""
+    def start(
+        self,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        *,
+        output: int,
+        descriptors: Sequence[int] = (),
+        own_session: bool = False,
+    ) -> Forked:
+        """Fork a process that is what an interpreter with these arguments would be. It inherits the `descriptors`, and
+        writes to `output`."""
+        about = {"arguments": list(arguments), "variables": dict(variables), "descriptors": list(descriptors)}
         ours, theirs = socket.socketpair()
         with theirs:
-            message = json.dumps({"words": list(words), "variables": dict(variables)}).encode()
-            socket.send_fds(self._sock, [message], [output, theirs.fileno()])
+            message = json.dumps({**about, "own_session": own_session}).encode()
+            socket.send_fds(self._sock, [message], [theirs.fileno(), output, *descriptors])
         return Forked(ours)
 
 
@@ -120,18 +133,28 @@ def _fixed(variables: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in variables.items() if key.startswith(("FOREBAY_", "PYTHON", "OMP_", "ATEN_"))}
 
 
+def start_engine(arguments: Sequence[str], *, descriptors: Sequence[int], **how: Any) -> Any:
+    """Start what `forebay.base.child.start` does. The engine of a process of the suite is forked from its stock."""
+    if ENGINE not in arguments or not can_fork(os.environ):
+        return _START(arguments, descriptors=descriptors, **how)
+    return stock().start(arguments, child.environment(), output=_STDERR, descriptors=descriptors)
+
+
+def _module(arguments: Sequence[str]) -> str:
+    return arguments[arguments.index("-m") + 1]
+
+
 def _run_stock(sock: socket.socket) -> NoReturn:
     """Import everything, then fork for each message."""
     for name in IMPORTED:
         importlib.import_module(name)
-    while True:
-        message, (output, news), *_ = socket.recv_fds(sock, 1 << 20, 2) if _readable(sock) else (b"", (0, 0))
-        if not message:
-            os._exit(0)
+    while _readable(sock):
+        message, files, *_ = socket.recv_fds(sock, 1 << 20, _MOST_FILES)
         if os.fork() == 0:
-            _attend(**json.loads(message), output=output, news=news)
-        os.close(output)
-        os.close(news)
+            _attend(files, **json.loads(message))
+        for file in files:
+            os.close(file)
+    os._exit(0)
 
 
 def _readable(sock: socket.socket) -> bool:
@@ -145,24 +168,43 @@ def _readable(sock: socket.socket) -> bool:
     return bool(sock.recv(1, socket.MSG_PEEK))
 
 
-def _attend(words: Sequence[str], variables: Mapping[str, str], output: int, news: int) -> NoReturn:
+def _attend(
+    files: Sequence[int],
+    arguments: list[str],
+    variables: Mapping[str, str],
+    descriptors: Sequence[int],
+    own_session: bool,
+) -> NoReturn:
     """Fork the process; send its number and, when it has ended, its exit code."""
+    news, output, *given = files
     if pid := os.fork():
+        for file in (output, *given):
+            os.close(file)
         os.write(news, _NUMBER.pack(pid))
         _, status = os.waitpid(pid, 0)
         os.write(news, _NUMBER.pack(os.waitstatus_to_exitcode(status)))
         os._exit(0)
-    os.setsid()
+    if own_session:
+        os.setsid()
+    else:
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     os.dup2(output, sys.stdout.fileno())
     os.dup2(output, sys.stderr.fileno())
-    _become(["-m", "forebay.cli.main", *words], variables, keep=())
+    above = max((*files, *descriptors))
+    for file, number in [
+        (fcntl.fcntl(file, fcntl.F_DUPFD, above + 1), n) for file, n in zip(given, descriptors, strict=True)
+    ]:
+        os.dup2(file, number)
+    if _module(arguments) == ENGINE:
+        arguments[-1] = str(os.getppid())  # the process that it must not outlive
+    _become(arguments, variables, descriptors)
     child.start = _start
-    _run(lambda: main(words))
+    _run(arguments)
 
 
 def _become(arguments: Sequence[str], variables: Mapping[str, str], keep: Sequence[int]) -> None:
     """Make this process what an interpreter with these arguments would be after its start."""
-    last = _STANDARD - 1
+    last = _STDERR
     for fd in sorted({*keep, os.sysconf("SC_OPEN_MAX")}):
         os.closerange(last + 1, fd)
         last = fd
@@ -171,7 +213,8 @@ def _become(arguments: Sequence[str], variables: Mapping[str, str], keep: Sequen
     sys.argv = ["-c", *arguments[arguments.index("-m") + 2 :]]
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        if callable(signal.getsignal(number)):
+        # A suite under nohup or in the background ignores the last two.
+        if callable(signal.getsignal(number)) or number in (signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _show(arguments)
@@ -206,8 +249,7 @@ def _start(
     own_session: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Fork, where `forebay.base.child.start` starts an interpreter for one of the modules `FORKED`."""
-    module = arguments[arguments.index("-m") + 1]
-    if module not in FORKED:
+    if _module(arguments) not in FORKED:
         streams = {"stdout": stdout, "stderr": stderr}
         return _START(arguments, descriptors=descriptors, **streams, variables=variables, own_session=own_session)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, () if own_session else ENDING)
@@ -220,16 +262,16 @@ def _start(
             if given is not None:
                 os.dup2(null if given == subprocess.DEVNULL else given, fd)
         _become(arguments, child.environment() if variables is None else variables, descriptors)
-        _run(importlib.import_module(module).main)
+        _run(arguments)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return _Child(pid)
 
 
-def _run(function: Callable[[], int]) -> NoReturn:
-    """Run the function and end the process, whose frames below this one are those of its parent."""
+def _run(arguments: Sequence[str]) -> NoReturn:
+    """Run the module and end the process, whose frames below this one are those of its parent."""
     code: Any = 1
     try:
-        code = function()
+        code = importlib.import_module(_module(arguments)).main()
     except SystemExit as done:
         code = done.code
     except BaseException:

@@ -57,11 +57,11 @@ def child(pid: int, word: str) -> int:
 
 
 def start(
-    words: Sequence[str], variables: Mapping[str, str], output: int, before: Sequence[str]
+    arguments: Sequence[str], variables: Mapping[str, str], output: int, before: Sequence[str]
 ) -> subprocess.Popen[bytes]:
-    """Start `forebay` with these words in a new interpreter, in a session of its own."""
+    """Start a new interpreter with these arguments, in a session of its own."""
     return subprocess.Popen(
-        [*before, sys.executable, "-m", "forebay.cli.main", *words],
+        [*before, sys.executable, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -85,14 +85,14 @@ class Tree:
         # A suite started in the background ignores SIGINT, and what it starts would inherit that: a child of a process
         # that has a handler begins with the default instead.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        command = ["serve", "--port", "0", *map(str, words)]
+        command = ["-m", "forebay.cli.main", "serve", "--port", "0", *map(str, words)]
         variables = {**os.environ, "TMPDIR": str(self.temporary)}
         self.server: subprocess.Popen[bytes] | Forked
         with self._log.open("wb") as log:
             if fresh or before or not can_fork(variables):
                 self.server = start(command, variables, log.fileno(), before)
             else:
-                self.server = stock().serve(command, variables, log.fileno())
+                self.server = stock().start(command, variables, output=log.fileno(), own_session=True)
         self.url = ""
         self.port = 0
 

@@ -12,7 +12,6 @@ import httpx
 import pytest
 import uvloop
 
-from forebay.config.config import ServerConfig, Setting
 from forebay.http.listen import bind
 from forebay.server.serve import serve
 from forebay.server.served_model import ServedModel
@@ -20,17 +19,8 @@ from forebay.text.tokenizer import Tokenizer
 from tests import loopback
 from tests.deadlines import HANGS_S, POLL_S
 from tests.server.fake_engine import FakeEngine
+from tests.server.served import CONFIG, MODEL
 from tests.text.tiny_tokenizer import tiny_tokenizer
-
-CONFIG = ServerConfig(
-    host="127.0.0.1", port=0, api_keys=(), admin_api_keys=(), allowed_hosts=(), cors_origins=(), drain_timeout_s=1.0
-)
-MODEL = ServedModel(
-    name="tiny",
-    path="/models/tiny",
-    created=1_700_000_000,
-    settings=(Setting(name="page_size", value="16", source="default", reason="the default"),),
-)
 
 
 @dataclass

@@ -22,38 +22,21 @@ import pytest
 from forebay.http.listen import OTHER_FILES, SAME_SIGNAL_S, fit_file_limit
 from tests import loopback
 from tests.deadlines import HANGS_S, wait_until
+from tests.integration.forked import Forked, stock
 from tests.server.conftest import CONFIG
 
-PROGRAM = """
-import signal
-signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a suite in the background ignores it
-import uvloop
-from dataclasses import replace
-from tests.deadlines import NEVER_S
-from tests.server.conftest import CONFIG, MODEL
-from tests.server.fake_engine import FakeEngine
-from tests.text.tiny_tokenizer import tiny_tokenizer
-from forebay.server.serve import serve
-
-async def main():
-    engine = FakeEngine(manual=True)
-    await serve(replace(CONFIG, drain_timeout_s=NEVER_S), MODEL, engine, tiny_tokenizer(600),
-                on_ready=lambda url: print(url, flush=True))
-
-uvloop.run(main())
-"""
+MODULE = "tests.server.signalled"
 ASK = b'{"messages": [{"role": "user", "content": "hello"}]}'
 
 
-Process = tuple[subprocess.Popen[str], str]
+Process = tuple[Forked, str]
 
 
 @contextmanager
-def serving(program: str = PROGRAM, *, on_hang_up: Any = lambda *_: None) -> Iterator[Process]:
-    """A server and its address. A suite under nohup ignores hang-ups, and so would its child."""
-    before = signal.signal(signal.SIGHUP, on_hang_up)
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    signal.signal(signal.SIGHUP, before)
+def started(before: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server in a new interpreter, which runs `before` first, and its address."""
+    code = f"{before}\nfrom {MODULE} import main\nmain()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     try:
         url = child.stdout.readline().strip()
@@ -65,9 +48,22 @@ def serving(program: str = PROGRAM, *, on_hang_up: Any = lambda *_: None) -> Ite
 
 
 @pytest.fixture
-def process() -> Iterator[Process]:
-    with serving() as started:
-        yield started
+def log(tmp_path: Path) -> Path:
+    """What the forked server writes."""
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def process(log: Path) -> Iterator[Process]:
+    """A forked server and its address."""
+    with log.open("wb") as output:
+        child = stock().start(["-m", MODULE], os.environ, output=output.fileno(), own_session=True)
+    try:
+        wait_until(lambda: "\n" in log.read_text() or child.poll() is not None, log.read_text)
+        yield child, log.read_text().splitlines()[0]
+    finally:
+        child.kill()
+        child.wait(HANGS_S)
 
 
 def hold_a_request(url: str) -> socket.socket:
@@ -84,14 +80,12 @@ def answer(sock: socket.socket) -> bytes:
     return b"".join(iter(lambda: sock.recv(4096), b""))
 
 
-@pytest.mark.long
 def test_a_signal_to_an_idle_server_ends_it_without_a_drain(process: Process) -> None:
     child, _ = process
     child.send_signal(signal.SIGTERM)
     assert child.wait(HANGS_S) == 0
 
 
-@pytest.mark.long
 def test_a_second_signal_does_not_wait_for_the_drain(process: Process) -> None:
     child, url = process
     with hold_a_request(url) as sock:
@@ -103,7 +97,6 @@ def test_a_second_signal_does_not_wait_for_the_drain(process: Process) -> None:
         assert b"shutting_down" in answer(sock)
 
 
-@pytest.mark.long
 def test_a_hang_up_drains_as_any_request_to_end_does(process: Process) -> None:
     child, url = process
     with hold_a_request(url) as sock:
@@ -115,21 +108,21 @@ def test_a_hang_up_drains_as_any_request_to_end_does(process: Process) -> None:
     assert child.wait(HANGS_S) == 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGUSR1, signal.SIGXCPU])
-def test_other_ending_signals_stop_the_server_at_once_with_typed_errors(process: Process, number: int) -> None:
+def test_other_ending_signals_stop_the_server_at_once_with_typed_errors(
+    process: Process, log: Path, number: int
+) -> None:
     child, url = process
     with hold_a_request(url) as sock:
         child.send_signal(number)
         assert b"shutting_down" in answer(sock)
     assert child.wait(HANGS_S) == 0
-    assert child.stderr is not None
-    assert f"forced_exit signal={signal.Signals(number).name}" in child.stderr.read()
+    assert f"forced_exit signal={signal.Signals(number).name}" in log.read_text()
 
 
 @pytest.mark.long
 def test_what_nohup_ignores_stays_ignored() -> None:
-    with serving(on_hang_up=signal.SIG_IGN) as (child, _):
+    with started("import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)") as (child, _):
         status = dict(line.split(":", 1) for line in Path(f"/proc/{child.pid}/status").read_text().splitlines())
         assert int(status["SigIgn"], 16) >> (signal.SIGHUP - 1) & 1
 
@@ -137,7 +130,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
 @pytest.mark.long
 def test_there_are_no_more_connections_than_files_may_be_open() -> None:
     """One over that could not be accepted: its client would wait for ever."""
-    with serving("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))\n" + PROGRAM) as (child, url):
+    with started("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))") as (child, url):
         info = loopback.get(f"{url}/server_info").json()
         assert info["server"]["max_connections"] == 64
         assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE)[0] == 128
