@@ -21,7 +21,7 @@ PLANNED = parse_bytes("1280MiB")
 # 128 KiB of KV per token and little to compute: the caches are full after 3,500 tokens.
 SHAPE = ("num_attention_heads=32", "num_key_value_heads=32", "head_dim=128", "intermediate_size=256")
 FLAGS: dict[str, Any] = {"dtype": "float32", "kv_cache_dtype": "bfloat16", "context_length": 2048}
-PAGE_TOKENS, PROMPT_TOKENS = 16, 600
+PAGE_TOKENS, PROMPT_TOKENS = 16, 200
 PAGE_BYTES = PAGE_TOKENS * 8 * 2 * 32 * 128 * 2
 
 

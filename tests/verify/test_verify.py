@@ -6,10 +6,10 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +30,14 @@ from forebay.verify.circumstances import Circumstance
 from forebay.verify.questions import Question, make_questions
 from forebay.verify.run import Outcome, Verification
 from forebay.verify.verdict import Verdict
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tokenizers_read_once() -> Iterator[None]:
+    """A checkpoint's tokenizer is read once for all verifications of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tokenizer, "from_path", staticmethod(cache(Tokenizer.from_path)))
+        yield
 
 
 @pytest.fixture(scope="module")
