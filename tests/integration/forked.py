@@ -20,6 +20,7 @@ import socket
 import struct
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -146,6 +147,8 @@ def _module(arguments: Sequence[str]) -> str:
 
 def _run_stock(sock: socket.socket) -> NoReturn:
     """Import everything, then fork for each message."""
+    # Libraries have threads that wait for work. They survive no fork, and start anew when there is some.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     for name in IMPORTED:
         importlib.import_module(name)
     while _readable(sock):
