@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -48,58 +49,47 @@ def protocol_class(config: ServerConfig, clock: LoopClock) -> type[HttpToolsProt
     return type("BoundedHttpProtocol", (_BoundedHttpProtocol,), {"limits": config, "room": room, "clock": clock})
 
 
+@dataclass(slots=True)
 class Deadline:
     """A timer that can be set, set anew and unset."""
 
-    def __init__(self, clock: LoopClock) -> None:
-        self._clock = clock
-        self._timer: Timer | None = None
-
-    @property
-    def is_set(self) -> bool:
-        return self._timer is not None
+    clock: LoopClock
+    timer: Timer | None = None
 
     def set(self, seconds: float, then: Callable[[], None]) -> None:
         """Call `then` in this time, and not at the time set before."""
         self.unset()
-        self._timer = self._clock.call_later(seconds, then)
+        self.timer = self.clock.call_later(seconds, then)
 
     def unset(self) -> None:
         """Call nothing."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
 
+@dataclass(slots=True)
 class StreamReader:
     """The client that reads a stream. No stream waits for a slow reader: one that falls too far behind is disconnected.
+    `deadline` is set while the buffer of the connection is full."""
 
-    `transport` is set when the connection is made.
-    """
-
-    transport: asyncio.Transport
-
-    def __init__(self, limits: ServerConfig, clock: LoopClock) -> None:
-        self._limits, self._deadline = limits, Deadline(clock)
-        self._unread_chunks = 0
+    limits: ServerConfig
+    deadline: Deadline
+    transport: asyncio.Transport = field(init=False)  # once the connection is made
+    unread_chunks: int = 0
 
     def pause(self) -> None:
         """Begin to count chunks and time: the buffer of the connection is full."""
-        self._unread_chunks = 0
-        if not self._deadline.is_set:
-            self._deadline.set(self._limits.write_timeout_s, self._disconnect)
-
-    def resume(self) -> None:
-        """Stop counting: the reader has read enough, or is gone."""
-        self._deadline.unset()
+        self.unread_chunks = 0
+        if self.deadline.timer is None:
+            self.deadline.set(self.limits.write_timeout_s, self._disconnect)
 
     def keeps_up(self) -> bool:
-        """Count a chunk that was written. Returns False if the reader was too slow and has been disconnected."""
-        if not self._deadline.is_set:
-            return True
-        self._unread_chunks += 1
+        """Count a chunk that was written into a full buffer. Returns False if the reader was too slow and has been
+        disconnected."""
+        self.unread_chunks += 1
         behind = self.transport.get_write_buffer_size()
-        if self._unread_chunks <= self._limits.max_stream_chunks and behind <= MAX_BUFFERED_BYTES:
+        if self.unread_chunks <= self.limits.max_stream_chunks and behind <= MAX_BUFFERED_BYTES:
             return True
         self._disconnect()
         return False
@@ -119,7 +109,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self.parser = RequestParser(self)  # type: ignore[assignment]
         self.timeout_keep_alive = self.limits.keep_alive_s  # type: ignore[assignment]  # uvicorn takes whole seconds
         self._deadline = Deadline(self.clock)  # of the headers or the body that is read
-        self._reader = StreamReader(self.limits, self.clock)
+        self._reader = StreamReader(self.limits, Deadline(self.clock))
         self._in_headers = True
         self._loose_bytes = 0  # fed since the last complete head or piece of a body
         self._parsed_bytes = 0  # of complete header lines, and trailer lines
@@ -140,14 +130,14 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.room.leave(self)
         self._deadline.unset()
-        self._reader.resume()
+        self._reader.deadline.unset()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._in_headers and not self._deadline.is_set:
+        if self._in_headers and self._deadline.timer is None:
             self._deadline.set(self.limits.header_timeout_s, self._on_deadline)
         self._loose_bytes += len(data)
         super().data_received(data)
@@ -260,7 +250,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self._reader.pause()
 
     def resume_writing(self) -> None:
-        self._reader.resume()
+        self._reader.deadline.unset()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["http_version"] != "1.1":
@@ -282,7 +272,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return False
         self.transport.write(data if self._ends_with_connection else b"%x\r\n%b\r\n" % (len(data), data))
-        return self._reader.keeps_up()
+        return self._reader.deadline.timer is None or self._reader.keeps_up()
 
 
 def _close_unless_read(cycle: RequestResponseCycle, message: Message) -> None:

@@ -29,7 +29,7 @@ ONCE = (
     "Templated.requested_thinking",
     "ServerContext.check_model",
     "parse_json_object",
-    "params_of",
+    "RequestedParams.of",
 )
 
 

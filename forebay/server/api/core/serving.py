@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from starlette.responses import Response
@@ -17,7 +17,6 @@ from forebay.base.log import event, get_logger
 from forebay.base.sampling import NUMBERS
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.client.choice import Prompt
-from forebay.engine.frames import Ready
 from forebay.http.lifecycle import ClientGone
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
@@ -30,10 +29,81 @@ from forebay.server.api.core.images import with_images
 from forebay.server.api.core.prompts import check_answerable, naming, prompt_ids, reading_of, render, unread_variables
 from forebay.server.api.core.rendezvous import FIELDS, rendezvous_of
 from forebay.server.context import RequestContext, ServerContext
-from forebay.server.protocol.requests import I32, ChatRequest, CompletionRequest, Sampling
+from forebay.server.protocol.requests import I32, ChatRequest, CompletionRequest
 from forebay.server.protocol.validation import INVALID_COMBINATION, UNSUPPORTED_FIELD
 
 log = get_logger("server")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestedParams:
+    """The parameters of a body. `values` have all but the seed and what depends on tokens: the number of tokens, and
+    the spellings of `bad_words`.
+
+    `max_tokens` is the requested number, None for the rest of the context. With `cut_to_room` a number that exceeds the
+    context is reduced instead of refused.
+    """
+
+    values: SamplingParams
+    max_tokens: int | None
+    bad_words: Sequence[str] | None
+    cut_to_room: bool
+
+    @classmethod
+    def of(
+        cls,
+        server: ServerContext,
+        body: CompletionRequest | ChatRequest,
+        *,
+        num_top: int = -1,
+        prompt_logprobs: int = -1,
+        cut_to_room: bool = False,
+    ) -> Self:
+        """Read a body. Values that it does not have are the model's. `num_top` and `prompt_logprobs` are numbers of
+        alternatives, -1 for no log-probabilities."""
+        numbers: dict[str, Any] = {
+            name: number.read(value) for name, number in NUMBERS.items() if (value := getattr(body, name)) is not None
+        }
+        if body.logit_bias is not None:
+            numbers["logit_bias"] = {int(key): bias for key, bias in body.logit_bias.items()}
+        max_tokens = None if body.wanted is None else max(1, body.wanted)
+        values = msgspec.structs.replace(
+            server.sampling,
+            max_tokens=I32 if max_tokens is None else max_tokens,
+            min_tokens=body.min_tokens,
+            n=body.choices,
+            stop=tuple(body.stop or ()),
+            stop_regex=tuple(body.stop_regex or ()),
+            include_stop_str_in_output=body.include_stop_str_in_output,
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            allowed_token_ids=tuple(body.allowed_token_ids or ()),
+            ignore_eos=body.ignore_eos,
+            logprobs=num_top,
+            prompt_logprobs=prompt_logprobs,
+            grammar=next((asked.grammar for asked in body.grammars), None),
+            **numbers,
+        )
+        return cls(values=values, max_tokens=max_tokens, bad_words=body.bad_words, cut_to_room=cut_to_room)
+
+    async def complete(self, server: ServerContext, prompts: Sequence[Prompt], source: str) -> SamplingParams:
+        """Return the parameters for these prompts, which are in the field `source`. Raises InvalidRequest and
+        RequestTooLarge."""
+        bad_words, max_tokens, info = self.values.bad_words, self.max_tokens, server.engine.info
+        if self.bad_words:
+            spellings, size = server.tokenizer.spellings, sum(map(len, self.bad_words))
+            with naming("bad_words"):
+                bad_words = await server.workers.run(server.client, spellings, self.bad_words, size=size)
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        longest = max(lengths)
+        with naming(source):
+            for length in sorted({min(lengths), longest}):
+                check_context(length, None if self.cut_to_room else max_tokens, info.context_length)
+        room = info.context_length - longest
+        if max_tokens is None:
+            max_tokens = room
+        elif self.cut_to_room:
+            max_tokens = min(max_tokens, room, max(1, info.max_total_tokens - longest))
+        return msgspec.structs.replace(self.values, max_tokens=max_tokens, bad_words=bad_words)
 
 
 async def serve_chat(
@@ -76,10 +146,10 @@ async def serve_chat(
         return [replace(prompt, reading=reading, grammar=grammar)]
 
     of_prompt = -1 if body.prompt_logprobs is None else body.prompt_logprobs
-    params = params_of(server, body, num_top=num_top, prompt_logprobs=of_prompt)
+    params = RequestedParams.of(server, body, num_top=num_top, prompt_logprobs=of_prompt, cut_to_room=cut_to_room)
     if any(isinstance(message.content, list) for message in body.messages):
         prompts = partial(with_images, server, context, body.messages, prompts)
-    return await _serve(server, context, body, dialect, prompts, params, cut_to_room=cut_to_room)
+    return await _serve(server, context, body, dialect, prompts, params)
 
 
 async def serve_completion(
@@ -94,7 +164,8 @@ async def serve_completion(
     """Tokenize, submit and answer the prompts of a completion in `dialect`, as `serve_chat` does with a chat.
     `known_as` is the id under which the client may end it."""
     num_top, of_prompt = (-1 if asked is None else asked for asked in (body.logprobs, body.prompt_logprobs))
-    params = params_of(server, body, num_top=num_top, prompt_logprobs=max(num_top if body.echo else -1, of_prompt))
+    of_prompt = max(num_top if body.echo else -1, of_prompt)
+    params = RequestedParams.of(server, body, num_top=num_top, prompt_logprobs=of_prompt, cut_to_room=cut_to_room)
 
     async def prompts() -> list[Prompt]:
         return [
@@ -105,7 +176,7 @@ async def serve_completion(
             for prompt in body.prompts
         ]
 
-    return await _serve(server, context, body, dialect, prompts, params, cut_to_room=cut_to_room, known_as=known_as)
+    return await _serve(server, context, body, dialect, prompts, params, known_as=known_as)
 
 
 def check_counts(server: ServerContext, n: int, num_prompts: int) -> None:
@@ -120,7 +191,11 @@ def check_counts(server: ServerContext, n: int, num_prompts: int) -> None:
 
 
 def _order(
-    server: ServerContext, context: RequestContext, body: Sampling, params: SamplingParams, num_prompts: int
+    server: ServerContext,
+    context: RequestContext,
+    body: CompletionRequest | ChatRequest,
+    params: SamplingParams,
+    num_prompts: int,
 ) -> Order:
     """Checked against the vocabulary, and against what the engine looks at."""
     params.of_tokens().check(server.engine.info.vocab_size)
@@ -145,6 +220,7 @@ def _order(
         adapter_number=context.adapter_number,
         keep_token_ids=body.return_token_ids,
         seed=server.sampling.seed if body.seed is None else body.seed,
+        discard_output=body.wanted == 0,
     )
 
 
@@ -154,9 +230,8 @@ async def _serve(
     body: CompletionRequest | ChatRequest,
     dialect: Dialect,
     prompts: Callable[[], Awaitable[list[Prompt]]],
-    params: SamplingParams,
+    requested: RequestedParams,
     *,
-    cut_to_room: bool = False,
     known_as: str | None = None,
 ) -> Response:
     """Admit, tokenize, submit, and answer. A request that is refused before its first token gets the status of its
@@ -164,7 +239,7 @@ async def _serve(
     async with contextlib.AsyncExitStack() as undo:
         source, num_prompts = ("prompt", len(body.prompts)) if isinstance(body, CompletionRequest) else ("messages", 1)
         undo.enter_context(server.lifecycle.admit(context.tenant.name, num_prompts * body.choices))
-        order = _order(server, context, body, params, num_prompts)
+        order = _order(server, context, body, requested.values, num_prompts)
         watch = context.client.watch
         for asked in body.grammars:
             await server.grammars.check(server.client, asked.grammar, asked.field)
@@ -172,12 +247,7 @@ async def _serve(
             made = await prompts()
         if watch.gone:
             raise ClientGone
-        if body.bad_words:
-            with naming("bad_words"):
-                params = await with_words(server, params, body.bad_words)
-        with naming(source):
-            params = with_room(params, made, body.wanted, server.engine.info, cut=cut_to_room)
-        order = replace(order, params=params, discard_output=body.wanted == 0)
+        order = replace(order, params=await requested.complete(server, made, source))
         generation = Generation.submit(server.engine, server.table(body), made, order)
         generation.started_at = context.client.arrived_at
         made.clear()  # the engine has their pictures
@@ -221,7 +291,9 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
     now = time.monotonic()
     usage = generation.usage()
     server.metrics.count_generation(generation, usage, now, context.route)
-    first = generation.first_token_at
+    first, last = generation.first_token_at, generation.last_token_at
+    tokens = usage.completion_tokens
+    rate = (tokens - 1) / (last - first) if first is not None and last is not None and last > first else 0.0
     reasons = ",".join(sorted({choice.finish or "abort" for choice in generation.choices}))
     log.info(
         event(
@@ -230,20 +302,14 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
             route=context.route,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cache.cached_tokens,
-            output_tokens=usage.completion_tokens,
+            output_tokens=tokens,
             ttft_ms=(first - generation.started_at) * 1e3 if first is not None else "none",
-            tok_s=_tokens_per_second(generation, usage.completion_tokens),
+            tok_s=rate,
             finish="disconnect" if generation.disconnected else reasons,
             miss=usage.cache.miss_reason,
             **_details(context, generation, usage),
         )
     )
-
-
-def _tokens_per_second(generation: Generation, num_tokens: int) -> float:
-    """Return the rate of the tokens behind the first, 0 without any."""
-    first, last = generation.first_token_at, generation.last_token_at
-    return (num_tokens - 1) / (last - first) if first is not None and last is not None and last > first else 0.0
 
 
 def _details(context: RequestContext, generation: Generation, usage: Usage) -> dict[str, Any]:
@@ -256,51 +322,3 @@ def _details(context: RequestContext, generation: Generation, usage: Usage) -> d
     if isinstance(generation.error, ForebayError):
         details["error"] = generation.error.code
     return details
-
-
-def params_of(
-    server: ServerContext, body: CompletionRequest | ChatRequest, *, num_top: int, prompt_logprobs: int = -1
-) -> SamplingParams:
-    """All but the seed, and bad words; the model's own where the client says nothing."""
-    values: dict[str, Any] = {
-        name: number.read(value) for name, number in NUMBERS.items() if (value := getattr(body, name)) is not None
-    }
-    if body.logit_bias is not None:
-        values["logit_bias"] = {int(key): bias for key, bias in body.logit_bias.items()}
-    return msgspec.structs.replace(
-        server.sampling,
-        max_tokens=I32 if body.wanted is None else max(1, body.wanted),
-        min_tokens=body.min_tokens,
-        n=body.choices,
-        stop=tuple(body.stop or ()),
-        stop_regex=tuple(body.stop_regex or ()),
-        include_stop_str_in_output=body.include_stop_str_in_output,
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        allowed_token_ids=tuple(body.allowed_token_ids or ()),
-        ignore_eos=body.ignore_eos,
-        logprobs=num_top,
-        prompt_logprobs=prompt_logprobs,
-        grammar=next((asked.grammar for asked in body.grammars), None),
-        **values,
-    )
-
-
-def with_room(
-    params: SamplingParams, prompts: list[Prompt], wanted: int | None, info: Ready, *, cut: bool
-) -> SamplingParams:
-    """Return `params` with `max_tokens`: the requested number, or the tokens that are left in the context. Raises
-    InvalidRequest and RequestTooLarge; with `cut`, an answer longer than the context is shortened instead."""
-    lengths = [len(prompt.token_ids) for prompt in prompts]
-    asked = None if wanted is None else max(1, wanted)
-    for length in sorted({min(lengths), max(lengths)}):
-        check_context(length, None if cut else asked, info.context_length)
-    room = info.context_length - max(lengths)
-    if cut and asked is not None:
-        asked = min(asked, room, max(1, info.max_total_tokens - max(lengths)))
-    return msgspec.structs.replace(params, max_tokens=room if asked is None else asked)
-
-
-async def with_words(server: ServerContext, params: SamplingParams, words: list[str]) -> SamplingParams:
-    """Return `params` with the token sequences that spell `words`, which may not be generated."""
-    found = await server.workers.run(server.client, server.tokenizer.spellings, words, size=sum(map(len, words)))
-    return msgspec.structs.replace(params, bad_words=found)

@@ -20,7 +20,7 @@ from forebay.server.api.core.dialect import Dialect
 from forebay.server.api.core.generation import Generation, Timings
 from forebay.server.api.core.prompts import check_answerable, naming, render
 from forebay.server.api.core.renaming import renamed
-from forebay.server.api.core.serving import check_counts, params_of, serve_completion
+from forebay.server.api.core.serving import RequestedParams, check_counts, serve_completion
 from forebay.server.api.llama.request import LlamaCompletionRequest
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import ChatRequest
@@ -234,7 +234,7 @@ async def llama_completion(request: Request, server: ServerContext) -> Response:
     body = await read_body(request, server, LlamaCompletionRequest)
     server.check_model(context, body.model)
     completion = body.completion
-    params = params_of(server, completion, num_top=-1)
+    params = RequestedParams.of(server, completion).values
     own = {"n_predict": body.n_predict, "n_probs": body.n_probs, "stream": body.stream}
     seed = params.seed if completion.seed is None else completion.seed
     with renamed(body.own_names):
