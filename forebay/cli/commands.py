@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "plan": ("forebay.cli.plan", "say what a model would need and how many requests would fit"),
     "verify": ("forebay.cli.verify", "prove that nothing around a request changes its tokens, here"),
     "models": ("forebay.cli.models", "list, pull and inspect models"),
+    "cache": ("forebay.cli.cache", "list, verify and remove the files of a prefix cache"),
     "doctor": ("forebay.cli.doctor", "say what is wrong with this machine or install, and the fix"),
     "completion": ("forebay.cli.completion", "print what a shell completes commands with: bash, zsh, fish"),
 }

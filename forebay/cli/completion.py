@@ -12,6 +12,7 @@ from forebay.cli.commands import COMMANDS
 
 _INNER: Final = {
     "bench": ("serve", "throughput", "latency"),
+    "cache": ("list", "verify", "rm"),
     "cluster": ("up", "status", "scale", "update", "logs", "down"),
     "models": ("list", "pull", "rm", "inspect", "show", "make"),
     "completion": ("bash", "zsh", "fish"),

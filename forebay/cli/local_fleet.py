@@ -37,6 +37,7 @@ _OURS: Final = frozenset(
         *("pd", "chaos", "report", "host", "port", "cors_origins", "allowed_hosts", "model_path", "cluster_key_file"),
         *("api_key", "api_key_file", "admin_api_key", "admin_api_key_file"),
         *("num_threads", "kv_cache_bytes", "mem_fraction_static", "retraction_host_bytes"),
+        "host_cache_bytes",
         *("disaggregation_bootstrap_port",),
     }
 )
@@ -116,6 +117,7 @@ def _shares(config: Config, num: int) -> list[str]:
         f"--num-threads={threads_each(config, num)}",
         f"--kv-cache-bytes={config.engine.memory.kv_cache_bytes // num}",
         f"--retraction-host-bytes={config.engine.kinds.retraction_host_bytes // num}",
+        f"--host-cache-bytes={config.engine.tiers.host_cache_bytes // num}",
     ]
 
 

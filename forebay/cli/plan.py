@@ -51,6 +51,7 @@ SETTINGS: Final = (
     "mamba_ssm_dtype",
     "mem_fraction_static",
     "retraction_host_bytes",
+    "host_cache_bytes",
     "kv_cache_bytes",
     "disaggregation_mode",
     "disable_radix_cache",
@@ -214,7 +215,7 @@ def make_plan(
 
 def _needed_bytes(config: Config, model: ModelConfig, weight_bytes: int, kv_cache_bytes: int) -> int:
     """Weights and caches are in the memory of a GPU, if that computes."""
-    on_host = process_bytes(model) + config.engine.kinds.retraction_host_bytes
+    on_host = process_bytes(model) + config.engine.kinds.retraction_host_bytes + config.engine.tiers.host_cache_bytes
     if model.vision is not None:
         on_host += config.engine.pictures.mm_cache_bytes
     return on_host if config.engine.device == "cuda" else on_host + weight_bytes + kv_cache_bytes

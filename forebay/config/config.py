@@ -26,6 +26,7 @@ class ServerConfig(MediaOptions):
     allowed_hosts: tuple[str, ...]
     cors_origins: tuple[str, ...]
     cache_isolation: CacheIsolation = CacheIsolation.KEY
+    prefix_cache_dir: str = ""  # which has the secret of the namespaces; "": they end with this process
     max_body_bytes: int = 4 << 20
     responses_store_bytes: int = 0  # for each API key; 0 stores no responses
     max_header_bytes: int = 16 << 10

@@ -299,6 +299,8 @@ class SchedulerConfig(SchedulingOptions):
     speculation: SpeculationOptions = SpeculationOptions()
     disaggregation: DisaggregationOptions = DisaggregationOptions()  # with as many extra slots as memory has room for
     pictures: PictureConfig | None = None  # None: the model has no encoder
+    # By name the tiers of the prefix cache behind the device, and of each the slots by kind of cache, full KV included.
+    tiers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -326,6 +328,18 @@ class Exact(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TierOptions:
+    """Memory of the tiers of the prefix cache behind the device; 0 bytes: no such tier."""
+
+    host_cache_bytes: int = 0
+    prefix_cache_dir: str = ""  # of files that outlast the engine; "": none
+    prefix_cache_disk_bytes: int = 0
+
+
+NO_TIERS: Final = TierOptions()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
     """Settings of the engine process, in groups that are passed on whole to the components that use them."""
 
@@ -345,6 +359,7 @@ class EngineConfig:
     kinds: KindOptions
     exact: Exact = Exact.ON
     hisparse: HisparseOptions = NO_HISPARSE
+    tiers: TierOptions = NO_TIERS
     adapters: AdapterOptions = NO_ADAPTERS
     pictures: PictureOptions = DEFAULT_PICTURES
     speculation: SpeculationOptions = SpeculationOptions()

@@ -17,7 +17,7 @@ def check_fit(facts: Facts, settled: Settled, given: Mapping[str, Given]) -> Non
 
     Caches take their memory as they fill: without this check the missing memory would end the engine hours later.
     """
-    here = ("kv_cache_bytes", "retraction_host_bytes") if facts.gpu is None else ("kv_cache_bytes",)
+    here = ("kv_cache_bytes", "retraction_host_bytes", "host_cache_bytes") if facts.gpu is None else ("kv_cache_bytes",)
     sizes = [name for name in here if not isinstance(given[name].value, Auto)]
     weights, memory = weight_bytes(facts, settled), facts.memory
     left = max(0, memory.value - weights)

@@ -15,7 +15,7 @@ from forebay.base.log import event, get_logger
 from forebay.base.paths import cache_folder
 from forebay.base.units import ceil_div, human_bytes
 from forebay.base.variants import PREBUILT
-from forebay.config import adapters, disaggregation, hisparse, kinds, machine, sampling, speculation
+from forebay.config import adapters, disaggregation, hisparse, kinds, machine, sampling, speculation, tiers
 from forebay.config.config import Config, ServerConfig, Setting
 from forebay.config.engine_config import (
     CacheIsolation,
@@ -30,6 +30,7 @@ from forebay.config.engine_config import (
     SchedulingOptions,
     SpeculationOptions,
     SpeculativeAlgorithm,
+    TierOptions,
 )
 from forebay.config.fit import check_fit
 from forebay.config.flag import AUTO, BYTES, SECRET, Auto, Decision, Settled, Value
@@ -54,6 +55,7 @@ _GROUPS: Final = {
     "memory": MemoryOptions,
     "scheduling": SchedulingOptions,
     "kinds": KindOptions,
+    "tiers": TierOptions,
     "pictures": PictureOptions,
     "speculation": SpeculationOptions,
     "disaggregation": DisaggregationOptions,
@@ -327,6 +329,7 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
     yield from _asleep(settled, asked)
     yield from speculation.problems(settled, asked)
     yield from hisparse.problems(settled, asked, facts.model)
+    yield from tiers.problems(settled, asked)
     yield from adapters.problems(settled, asked, lambda name: given[name].source in _REASONS)
     yield from disaggregation.problems(settled, asked)
 

@@ -12,7 +12,7 @@ from forebay.backends.backend import Backend, Here
 from forebay.base.cpu import BFLOAT16_FLAGS, Cpu
 from forebay.base.units import human_bytes
 from forebay.base.variants import VARIANTS
-from forebay.config import adapters, disaggregation, estimates, hisparse, kinds, media, sampling, speculation
+from forebay.config import adapters, disaggregation, estimates, hisparse, kinds, media, sampling, speculation, tiers
 from forebay.config.engine_config import CacheIsolation
 from forebay.config.flag import Decision, Settled
 from forebay.config.gpu import GpuMemory, limits_for
@@ -220,7 +220,8 @@ def _retraction_host_bytes(facts: Facts, settled: Settled) -> Decision:
 def _kv_cache_bytes(facts: Facts, settled: Settled) -> Decision:
     if is_cache_size_asked(facts, settled):
         return Decision(*_by_fraction(facts, settled))
-    room, copies = room_for_caches(facts, settled), settled.number("retraction_host_bytes")
+    room = room_for_caches(facts, settled)
+    copies = settled.number("retraction_host_bytes") + settled.number("host_cache_bytes")
     return Decision(*_at_least(Room(room.num_bytes - copies, f"{room.why}, {human_bytes(copies)} host copies")))
 
 
@@ -304,6 +305,7 @@ RULES: Final[dict[str, Rule]] = {
     "cuda_graph_max_bs": _cuda_graph_max_bs,
     **speculation.RULES,
     "retraction_host_bytes": _retraction_host_bytes,
+    **tiers.RULES,
     "kv_cache_bytes": _kv_cache_bytes,
     "overlap_depth": _overlap_depth,
     "max_queued_tokens": _max_queued_tokens,
@@ -320,6 +322,7 @@ OPTIONAL: Final = {
     "max_total_tokens": "what the memory holds",
     "max_step_ms": "no limit by time: prompts keep their throughput, and --mixed-chunk-size alone limits them",
     **kinds.OPTIONAL,
+    **tiers.OPTIONAL,
     **hisparse.OPTIONAL,
     **adapters.OPTIONAL,
     **sampling.OPTIONAL,

@@ -9,7 +9,7 @@ from typing import Final
 
 from forebay.backends import BACKENDS, kernels_by_description
 from forebay.base.foreign import ABSENT_VALUES, SYNONYMS
-from forebay.config import adapters, disaggregation, hisparse, kinds, media, pictures, sampling, speculation
+from forebay.config import adapters, disaggregation, hisparse, kinds, media, pictures, sampling, speculation, tiers
 from forebay.config.engine_config import MAX_PAGE_SIZE, CacheIsolation, EvictionPolicy, Exact, Ledger, SchedulePolicy
 from forebay.config.flag import BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag, in_group
 from forebay.families.embedding import POOLINGS
@@ -386,6 +386,7 @@ FLAGS: Final = (
     *_MODEL,
     *_MEMORY,
     *kinds.FLAGS,
+    *tiers.FLAGS,
     *hisparse.FLAGS,
     *adapters.FLAGS,
     *_SCHEDULING,

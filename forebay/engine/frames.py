@@ -73,6 +73,12 @@ class FlushCache(msgspec.Struct, frozen=True, tag="flush"):
     serial: int = 0
 
 
+class SaveCache(msgspec.Struct, frozen=True, tag="save"):
+    """Write what is stored of the prefix cache to its files; answered by a `State` that names `serial`."""
+
+    serial: int = 0
+
+
 class GetState(msgspec.Struct, frozen=True, tag="get_state"):
     """Ask for a `State` that names `serial`; one (of serial 0) is also sent about every second of work."""
 
@@ -324,6 +330,7 @@ ToEngine = (
     | AbortRequest
     | AddEndTokens
     | FlushCache
+    | SaveCache
     | GetState
     | GetTree
     | Release

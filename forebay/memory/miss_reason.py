@@ -12,6 +12,8 @@ class MissReason(StrEnum):
     DIVERGED = "diverged"  # a cached prompt continues differently from here
     NOT_CACHED = "not_cached_yet"  # the rest was never computed, or only by requests still running
     EVICTED = "evicted"  # it was there once
+    EVICTED_FROM_DISK = "evicted_from_disk"  # it was in a file once
+    NOT_LOADED_IN_TIME = "not_loaded_in_time"  # another tier has it, and copying it failed or took longer
     RELEASED = "released"  # it was there until the caches' memory was given back
     BELOW_PAGE = "below_page"  # the prompt is shorter than a page
     STATE_MISSING = "kv_present_state_missing"  # the KV is there, no recurrent state is to go on from

@@ -157,6 +157,22 @@ class RadixCache:
         self.tenants.use(tenant, at)
         return Pin(node, num_pages, author, tenant)
 
+    def pin_pages(
+        self, key: bytes, num_pages: int, namespace: str = "", author: str = OPERATOR, tenant: str = ""
+    ) -> Pin | None:
+        """Pin the first `num_pages` pages of `key`, whether or not a request can resume behind them; None if some of
+        them are not cached."""
+        root, end = self._root(namespace), num_pages * self.index.page_bytes
+        nodes, _, inside, position = self.index.walk(root, key, 0, end)
+        if position < end:
+            self._forget_if_empty(root)
+            return None
+        node = nodes[-1] if nodes else root
+        if nodes and inside < len(node.key):
+            node = self._split(node, inside)
+        self._lock(node)
+        return Pin(node, num_pages, author, tenant)
+
     def unpin(self, pin: Pin) -> None:
         """Release a pin; pages without any other pin can be evicted."""
         self._unlock(pin.node)
@@ -225,6 +241,21 @@ class RadixCache:
             self.num_evicted_pages += count
             self._slots.return_ids(np.concatenate(freed), CACHE)
         return count
+
+    def discard(self, key: bytes, start: int, namespace: str) -> int:
+        """Drop the page of `key` with number `start`, and all that is cached behind it, unless a part of it is pinned;
+        return the number of pages."""
+        root, end = self.index.roots.get(namespace), (start + 1) * self.index.page_bytes
+        if root is None:
+            return 0
+        nodes, _, _, position = self.index.walk(root, key, 0, end)
+        if position < end or nodes[-1].locks:
+            return 0
+        node, begin = nodes[-1], sum(len(above.pages) for above in nodes[:-1])
+        if start > begin:
+            self._split(node, (start - begin) * self.index.page_bytes)
+        below = [*self.index.subtree(node)]
+        return self._evict(reversed(below), sum(len(each.pages) for each in below), MissReason.EVICTED)
 
     def lost(self, nodes: Iterable[Node]) -> None:
         """The cache dropped slots of a kind: matches made before are void, and the eviction rank of `nodes` has

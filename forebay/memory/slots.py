@@ -38,6 +38,7 @@ NO_OWNER: Final = 0  # in other tables; the ledger has FREE
 CACHE: Final = -1
 GROUP: Final = -2
 QUARANTINE: Final = -3
+LOADING: Final = -4  # what a load from another tier of the prefix cache writes, until it is the cache's
 FREE: Final = -16
 
 _AUDITED: Final = 4096  # slots looked at together
@@ -325,6 +326,7 @@ def _name(owner: int) -> str:
     if owner <= FREE:
         return "the free list"
     others = {NO_OWNER: "nobody", CACHE: "the prefix cache", GROUP: "a group", QUARANTINE: "quarantine"}
+    others[LOADING] = "a load from another tier"
     return others.get(owner, f"request {owner}")
 
 

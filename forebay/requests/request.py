@@ -85,6 +85,8 @@ class Request:
     last_progress: float = 0.0
     cache_report: CacheReport | None = None  # of the first admission; sent with the first token
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    loaded: dict[str, int] = field(default_factory=dict)  # tokens that were copied for it, by tier of the prefix cache
+    load_failed: bool = False  # a tier had more of its prefix, which was not copied
     held: Allocation | None = None
 
     def __post_init__(self, prompt_token_ids: Sequence[int], eos_token_ids: Sequence[int]) -> None:
@@ -104,6 +106,14 @@ class Request:
         load of its adapter."""
         weights = f"{weight_version}+{self.adapter.number}" if self.adapter else str(weight_version)
         self.weight_version, self.cache_namespace = weight_version, f"{weights}/{self.namespace}"
+
+    @property
+    def durable_namespace(self) -> str | None:
+        """The namespace of its cache in files, which outlasts the process; None if what is computed for it cannot be
+        kept there: with weights that were changed since the start, or an adapter without a digest."""
+        if self.weight_version or (self.adapter and not self.adapter.digest):
+            return None
+        return f"{self.adapter.digest if self.adapter else ''}/{self.namespace}"
 
     @property
     def num_output(self) -> int:

@@ -88,13 +88,38 @@ def kind_work(columns: Mapping[str, Mapping[str, I64]]) -> KindWork:
     return KindWork(**parts)
 
 
+class TierCopy(Part, frozen=True, kw_only=True):
+    """A copy between the device and another tier of the prefix cache: by kind of cache, `slots` on the device and as
+    many in the tier, `there`. No other copy of the engine has its `number`. For a tier that outlasts the process,
+    `record` says what is copied, as a `formats.prefix_files.Record` without checksums."""
+
+    number: int
+    tier: str
+    slots: dict[str, I64]
+    there: dict[str, I64]
+    record: bytes = b""
+
+    def __post_init__(self) -> None:
+        for ids in (*self.slots.values(), *self.there.values()):
+            ids.setflags(write=False)
+
+
 class HostWork(Part, frozen=True, kw_only=True):
     """`saves` are copies of retracted requests' caches, made in host memory under the request's id; `drops` those that
-    are not needed any more, if they exist; `loads` those that go back into new slots, and are then dropped."""
+    are not needed any more, if they exist; `loads` those that go back into new slots, and are then dropped.
+
+    `stores` copy slots of the prefix cache into other tiers, and `fetches` copy slots of these tiers to the device."""
 
     saves: tuple[HostCopy, ...] = ()
     drops: tuple[int, ...] = ()
     loads: tuple[HostCopy, ...] = ()
+    stores: tuple[TierCopy, ...] = ()
+    fetches: tuple[TierCopy, ...] = ()
+
+    @property
+    def copies(self) -> tuple[HostCopy | TierCopy, ...]:
+        """Return all copies: saves, loads, stores and fetches."""
+        return (*self.saves, *self.loads, *self.stores, *self.fetches)
 
 
 class Encode(Part, frozen=True, kw_only=True):
@@ -133,8 +158,8 @@ class StepPlan(Part, frozen=True, kw_only=True):
     """A step: ids and lengths only, so that the runner needs nothing else. Its own columns are the step's sequences;
     its parts have the other work, and are empty for features that the model does not have.
 
-    It is carried out in this order: saves, drops, row writes, the changes of other kinds of cache, loads, the encoding
-    of pictures, and then the model.
+    It is carried out in this order: saves, stores, drops, row writes, the changes of other kinds of cache, loads,
+    fetches, the encoding of pictures, and then the model.
 
     Sequences are ordered: extends first, then decodes. Sequence i computes `q_lens[i]` tokens. An extend's are in
     `input_ids`, and follow the `starts[i]` tokens that the row has KV of. A decode computes the row's last sampled
@@ -210,7 +235,7 @@ class StepResult:
     position of its chunk: entry j is about token j + 1 of the chunk, and the last one about the token after the chunk.
     That is None if the chunk ends the prompt, since the next token is sampled. `vectors` has by index those of pooled
     extends that end their prompt, as `Update.vector`. `counts` are the totals that kinds of cache count on the device,
-    by kind.
+    by kind. `lost` are the numbers of fetches that failed: their slots on the device hold anything.
     """
 
     token_ids: list[int]
@@ -220,6 +245,7 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprob | None]] | None = None
     vectors: dict[int, bytes] | None = None
     counts: Mapping[str, I64] = field(default_factory=dict)
+    lost: tuple[int, ...] = ()
 
 
 class Launched(Protocol):

@@ -27,7 +27,8 @@ class CacheReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `cached_tokens`, the first that had to be computed.
 
     `kv_tokens` had their KV in the cache; within them, `resumable` has the last place at which each other kind of cache
-    of the layers could be resumed. If the prompt left a cached one of the same author, `differs_at` is the position
+    of the layers could be resumed. `tiers` has by name how many of the cached tokens other tiers of the cache than the
+    device had, for this request. If the prompt left a cached one of the same author, `differs_at` is the position
     (-1: it did not), with the token here and the one there.
     """
 
@@ -38,6 +39,7 @@ class CacheReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     differs_at: int = -1
     token_here: int = -1
     token_there: int = -1
+    tiers: dict[str, int] = {}
 
 
 class MemoryReport(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from forebay.models.drafter import Drafter
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import CacheSpec
+from forebay.pools.mover import Mover
 from forebay.pools.regions import Regions, Tag
 from forebay.pools.request_rows import RequestRows
 from forebay.pools.tiers import HotSizes
@@ -26,6 +27,7 @@ from forebay.runtime.drafts.head import DraftHead
 from forebay.runtime.drafts.model import DraftModel
 from forebay.runtime.graphs.backends import GraphBackend, graphs_for
 from forebay.runtime.graphs.runner import default_sizes
+from forebay.runtime.host.tier_stores import TierStore
 from forebay.runtime.model_runner import ModelRunner, no_masks
 from forebay.runtime.steps.forward import Forward
 from forebay.runtime.steps.pictures import Encodings
@@ -51,6 +53,7 @@ def build_runner(
     regions: Regions | None = None,
     take_masks: Callable[[int], I32] = no_masks,
     encodings: Encodings | None = None,
+    make_tiers: Callable[[Mover], Mapping[str, TierStore]] = lambda mover: {},
 ) -> ModelRunner:
     """Allocate the pools that `memory.division` sized, for what the model's layers keep, and a runner over them.
 
@@ -70,6 +73,7 @@ def build_runner(
     own: dict[str, Any] = {"graphs": graphs, "graph_sizes": graph_sizes, "encodings": encodings, **limits}
     own["taps"] = () if drafter is None else drafter.taps
     own["proposer"] = _proposer(drafter, assistant, draft_model, limits, sizes=graph_sizes, backend=graphs)
+    own["make_tiers"] = make_tiers
     return ModelRunner(model, ops, cache=cache, rows=rows, take_masks=take_masks, **own)
 
 

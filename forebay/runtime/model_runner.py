@@ -5,7 +5,7 @@ Shape letters: S sequences, T tokens, N sequences that sample, V vocabulary, H h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -21,11 +21,12 @@ from forebay.pools.cache_pool import CachePool
 from forebay.pools.mover import Mover
 from forebay.pools.request_rows import RequestRows
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.step_plan import WORK_OF, Admission, StepPlan, kind_work
+from forebay.requests.step_plan import WORK_OF, Admission, Launched, StepPlan, kind_work
 from forebay.runtime.graphs.backends import GraphBackend
 from forebay.runtime.graphs.runner import GraphRunner
 from forebay.runtime.host.bounds import PoolBounds
 from forebay.runtime.host.shape import Shape
+from forebay.runtime.host.tier_stores import TierStore
 from forebay.runtime.host.to_host import ToHost
 from forebay.runtime.sampling.masks import Masked
 from forebay.runtime.sampling.penalties import Penalties
@@ -37,7 +38,7 @@ from forebay.runtime.steps.decode import DecodeShape
 from forebay.runtime.steps.extend import ExtendShape
 from forebay.runtime.steps.forward import Forward, HiddenStates
 from forebay.runtime.steps.inputs import StepInputs
-from forebay.runtime.steps.launched import LaunchedStep
+from forebay.runtime.steps.launched import CopiedStep, LaunchedStep
 from forebay.runtime.steps.pictures import Encodings
 from forebay.runtime.steps.proposer import DeviceProposer
 from forebay.runtime.steps.shape import Step, StepShape
@@ -85,6 +86,7 @@ class ModelRunner:
         taps: tuple[int, ...] = (),
         take_masks: Callable[[int], I32] = no_masks,
         encodings: Encodings | None = None,
+        make_tiers: Callable[[Mover], Mapping[str, TierStore]] = lambda mover: {},
     ) -> None:
         self.cache, self.rows, self.encodings, width = cache, rows, encodings, 1 + rows.draft_tokens.shape[1]
         self._model, self._ops = model, ops
@@ -93,7 +95,13 @@ class ModelRunner:
         self._forward = Forward(model, ops, rows, cache, taps, encodings)
         self.proposer = None if proposer is None else proposer(self._forward)
         self.mover = Mover(cache)
-        self.inputs = StepInputs(self._forward, self.mover, max_num_tokens=max_num_tokens, proposer=self.proposer)
+        self.inputs = StepInputs(
+            self._forward,
+            self.mover,
+            max_num_tokens=max_num_tokens,
+            proposer=self.proposer,
+            tiers=make_tiers(self.mover),
+        )
         self.decode = DecodeShape(self._forward, sizes=graph_sizes, backend=graphs)
         self.verify: VerifyShape | None = None  # None: no decode has drafts
         if width > 1:
@@ -124,7 +132,7 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> LaunchedStep:
+    def launch(self, plan: StepPlan) -> Launched:
         """Carry the plan out in its order: copies to the host, admissions and writes, copies from the host, the model,
         the sampling. IndexOutOfPool or NoHostCopy, with nothing done, for a plan that names what there is not.
         """
@@ -133,7 +141,8 @@ class ModelRunner:
             for by_row in (self._options, self._penalties, self._pooler):
                 by_row.admit(admission)
         shape = self.shapes[Shape.of(plan)]
-        return self._run(self._stage(plan, shape), shape)
+        step = self._stage(plan, shape)
+        return self._run(step, shape) if plan.num_seqs else CopiedStep(self.inputs.tiers.take_lost())
 
     def _check(self, plan: StepPlan) -> None:
         self._bounds.check(plan)
@@ -141,6 +150,7 @@ class ModelRunner:
             kind.check(plan)
         if plan.host.loads:
             self.inputs.copies.check(plan)
+        self.inputs.tiers.check(plan)
 
     def _stage(self, plan: StepPlan, shape: StepShape) -> Step:
         """Send the step's inputs, with the drafts that it verifies if they are made on the device, and encode."""
@@ -172,6 +182,7 @@ class ModelRunner:
             q_lens=None if computed.num_new is None else plan.q_lens,
             vectors=vectors,
             counted=self._counted,
+            lost=self.inputs.tiers.take_lost(),
         )
         if self.proposer is not None:
             self.proposer.after(plan, step.inputs, computed.input_ids, computed.seen)

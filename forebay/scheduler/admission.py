@@ -82,6 +82,21 @@ def growth(req: Request, ratio: float, page_size: int) -> int:
     return footprint(int(remaining * (1.0 if req.num_retractions else ratio)), page_size)
 
 
+def _reason(req: Request, match: Match) -> MissReason:
+    """Return why no more of a prompt is reused of which a tier had more."""
+    lacks = match.reason not in (MissReason.NONE, *_NEVER_REUSED)
+    return MissReason.NOT_LOADED_IN_TIME if lacks else match.reason
+
+
+def _by_tier(req: Request, match: Match) -> dict[str, int]:
+    """Return the tokens of a match that were copied for the request from other tiers of the cache."""
+    left, found = match.num_tokens, dict[str, int]()
+    for name, num_tokens in req.loaded.items():
+        if taken := min(left, num_tokens):
+            found[name], left = taken, left - taken
+    return found
+
+
 class Admitted(NamedTuple):
     """A request that starts: its first chunk, and what of it was cached."""
 
@@ -253,12 +268,13 @@ class AdmissionPass:
             here, there = pools.pictures.as_tokens(np.array([here, there])).tolist()
         return CacheReport(
             cached_tokens=(copies.num_bytes and copies.num_tokens(req.id)) or match.num_tokens,
-            miss_reason=match.reason,
+            miss_reason=_reason(req, match) if req.load_failed else match.reason,
             kv_tokens=match.kv_tokens,
             resumable=dict(match.resumable or self._memory.prefixes.nothing_resumable),
             differs_at=differs_at,
             token_here=here,
             token_there=there,
+            tiers=_by_tier(req, match) if req.loaded else {},
         )
 
     def _follows(self, req: Request, match: Match) -> bool:
@@ -282,6 +298,34 @@ class AdmissionPass:
             if leader.tokens[start:end] == tokens[start:end] and leader.tokens[:start] == tokens[:start]:
                 return True
         return False
+
+    def load(self, left: int) -> int:
+        """Plan copies from other tiers of the cache for requests that wait, of each tenant the first in rank; they wait
+        until these are made. Beside prompts under way the copies take at most half of the step. Return the prompt
+        tokens of the `left` ones that the step can compute beside the copies."""
+        num_left = min(MAX_PASSED, self._pools.rows.slots.num_free, self._pools.rows.size - self._num_running)
+        most = left // 2 if self._queues.extending else left
+        for account in sorted(self._queues.waiting.of, key=_service):
+            for req in islice(self._queues.candidates.get(account, ()), max(0, num_left)):
+                if most > 0:
+                    cost = self._load_for(req, most)
+                    most, left, num_left = most - cost, left - cost, num_left - 1
+        return left
+
+    def _load_for(self, req: Request, most_tokens: int) -> int:
+        """Plan a copy for a request if a tier has more of it, and if there is room for all of the request beside what
+        others were promised. Return the number of tokens that are computed in the time of the copy."""
+        memory, page_size = self._memory, self._config.page_size
+        if req.held or memory.host_copies.num_tokens(req.id) or memory.computes_for(req):
+            return 0
+        match = memory.prefixes.match(req)
+        if match.reason in _NEVER_REUSED or self._follows(req, match) or memory.tiers.waits(req):
+            return 0
+        promised = 0 if self._alone else self._promised + growth(req, self._ratio, page_size)
+        room = self._pools.available_pages - promised
+        if footprint(len(req.tokens), page_size, match.num_tokens // page_size) > room:
+            return 0
+        return memory.tiers.load(req, match, most_tokens, room)
 
     def _admit(self, req: Request, match: Match, encoded: Sequence[Request]) -> CacheReport | None:
         """Admit the request if there is room beside the places that `encoded` keep, and if its next token is no

@@ -23,6 +23,7 @@ def audit(pools: Pools, reqs: Sequence[Request]) -> None:
     pools.cache.check([held.pin for held in allocations] + [entry.pin for entry in deferred if entry.pin])
     pages = [Holder(held.id, pools.rows.pages(held.row, held.pin.num_pages, held.num_pages)) for held in allocations]
     pages += [Holder(entry.request_id, entry.pages) for entry in deferred]
+    pages.append(pools.loading(pools.kv))
     pools.kv.audit(chain(_owned(pages), (Holder(CACHE, node.pages) for node in pools.cache.index.nodes())))
     for kind in pools.kinds:
         _audit_kind(kind, pools, allocations)
@@ -34,6 +35,7 @@ def _audit_kind(kind: Kind, pools: Pools, allocations: Sequence[Allocation]) -> 
     if isinstance(kind, LockedKind):
         kind.check_locks(allocations, [holding for _, holding in released])
     slots = [*map(kind.holder, allocations), *(Holder(owner, holding.ids) for owner, holding in released)]
+    slots.append(pools.loading(kind.slots))
     kind.slots.audit(chain(_owned(slots), _cached(kind, pools)))
 
 

@@ -37,6 +37,12 @@ OF_SCHEDULER: Final = (
     *(Counter(f"finished.{reason}") for reason in FinishReason),
 )
 
+OF_TIERS: Final = (
+    Counter("tier_stored_tokens", "Tokens that the prefix cache copied to its tiers behind the device"),
+    Counter("tier_loaded_tokens", "Tokens that were copied back from there"),
+    Counter("tier_lost_loads", "Copies from there that failed"),
+)
+
 OF_POOLS: Final = (
     Counter("evicted_pages", "Pages dropped from the prefix cache to make room"),
     Counter("ledger_violations", "Slots that were freed, taken or used against the rules"),
@@ -50,7 +56,7 @@ OF_ENGINE: Final = (
     Counter("engine.busy_seconds", "Seconds spent in steps, the model's part included"),
 )
 
-COUNTERS: Final = (*OF_SCHEDULER, *OF_KINDS, *OF_PICTURES, *OF_POOLS, *OF_ENGINE)
+COUNTERS: Final = (*OF_SCHEDULER, *OF_KINDS, *OF_PICTURES, *OF_TIERS, *OF_POOLS, *OF_ENGINE)
 
 
 def zeros(counters: tuple[Counter, ...]) -> dict[str, float]:

@@ -41,7 +41,7 @@ class Halt:
         """True once nothing runs, is in flight, is transferred or written to the cache."""
         queues = self._queues
         active = queues.num_running or queues.flights or queues.transferring
-        return not (active or self._scheduler.handoff.tickets.num_open or queues.pools.draft.saves)
+        return not (active or self._scheduler.handoff.tickets.num_open or queues.pools.draft.reads_released)
 
     def plan(self, now: float, width: int = 1, mixed_limit: int = NO_LIMIT) -> StepPlan | None:
         """Decide the next step of the halt, or return None if a commit must come first, or if it is `done`."""
@@ -54,7 +54,7 @@ class Halt:
             return None
         else:
             self._end_running()
-        if queues.num_running or queues.flights or not queues.pools.draft.saves:
+        if queues.num_running or queues.flights or not queues.pools.draft.reads_released:
             return None
         plan = queues.memory.launch(NO_IDS, [])  # without requests: it copies retracted memory to the host
         queues.flights.append(Flight(plan, []))

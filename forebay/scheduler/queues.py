@@ -125,7 +125,9 @@ class Queues:
     @property
     def is_saving(self) -> bool:
         """Whether a step has yet to copy released memory to the host, whose slots may be allocated again."""
-        return bool(self.pools.draft.saves) or any(flight.plan.host.saves for flight in self.flights)
+        return self.pools.draft.reads_released or any(
+            flight.plan.host.saves or flight.plan.host.stores for flight in self.flights
+        )
 
     @property
     def idle(self) -> bool:

@@ -143,10 +143,10 @@ class Scheduler:
         may_admit = roomy and self.queues.admits
         started = self._cut_prompts(now, may_admit, mixed_limit)
         draft = self.pools.draft
-        if not (draft.chunks or decoding or draft.encodes):
+        if not (draft.chunks or decoding or draft.encodes or draft.copies_tiers):
             self.outputs.finish_each(stuck_requests(self.queues, may_admit=may_admit))
             return None
-        if width > 1 and not draft.chunks:
+        if width > 1:
             self._propose(decoding, rows, width)
         return self._launch(decoding, rows, started)
 
@@ -175,10 +175,11 @@ class Scheduler:
             self.preemption.displace(self.queues.blocked)
 
     def _propose(self, reqs: Sequence[Request], rows: Ids, width: int) -> None:
-        """Draft tokens for these requests, which the step decodes, within the length limit of each.
+        """Draft tokens for these requests, which the step decodes, within the length limit of each. Beside prompts none
+        are drafted.
 
         While suspects are under test, no step has drafts, so that a failure is attributed to the right request."""
-        if self.queues.suspects.groups:
+        if self.pools.draft.chunks or self.queues.suspects.groups:
             return
         table = self.pools.table
         most = self.handoff.most_drafts(reqs, np.minimum(table.max_kv_len[rows] - table.kv_bound[rows], width - 1))
@@ -199,7 +200,10 @@ class Scheduler:
             num_tokens = min(num_tokens, self.config.mixed_chunk_size, mixed_limit)
         if queues.extending:
             self.memory.allocator.trim(queues.extending)
-        admitted = AdmissionPass(queues, self.ratio.value, starts=starts).run(num_tokens)
+        admission = AdmissionPass(queues, self.ratio.value, starts=starts)
+        if starts and self.memory.tiers.all:
+            num_tokens = admission.load(num_tokens)
+        admitted = admission.run(num_tokens)
         queues.claimant = None
         for chunk, report in admitted:
             queues.start(chunk.req, report, now)
@@ -218,7 +222,7 @@ class Scheduler:
         failed = [flight.reqs[i] for i in result.failed]
         if failed:
             self.outputs.end_failed(failed, sampled, now)
-        self.memory.commit(plan, [chunk.stop for chunk in flight.chunks], result.num_new, result.counts)
+        self.memory.commit(plan, [chunk.stop for chunk in flight.chunks], result.num_new, result.counts, result.lost)
         if flight.chunks or flight.encoded_for:
             self._commit_chunks(flight, result, now)
         if self.queues.finishing:
@@ -275,11 +279,12 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return self.queues.idle
+        return self.queues.idle and not self.pools.draft.stores
 
     def flush_cache(self) -> int:
         """Begin to drop every prefix that no request holds, and return the number of their pages. `continue_flush`,
         to be called between steps, does the rest."""
+        self.memory.tiers.clear()
         count = self.pools.cache.begin_flush()
         self.continue_flush()
         return count
@@ -296,6 +301,7 @@ class Scheduler:
     def audit(self) -> None:
         """Raise unless everything has exactly one holder (C8). Costs O(pool): for tests and idle moments."""
         arriving = [req for req in self.queues.transferring if req.held]
+        self.memory.tiers.audit()
         audit(self.pools, [*self.queues.running.reqs, *self.queues.extending, *self.queues.finishing, *arriving])
         reqs = self.requests.values()
         self.pools.adapters.audit(Counter(req.adapter.number for req in reqs if req.adapter))

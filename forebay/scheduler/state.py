@@ -71,7 +71,7 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
             num_waiting_tokens=queues.num_waiting_tokens,
             oldest_wait_s=now - min(arrivals) if arrivals else 0.0,
             pools=pool_states(queues.pools),
-            counters={**queues.counters, **queues.pools.counters},
+            counters={**queues.counters, **queues.pools.counters, **queues.memory.tiers.counters},
             map=page_map(queues.pools.kv),
             tenants=tenant_states(
                 queues.accounts.values(), [*queues.running.reqs, *queues.extending], queues.waiting, queues.pending

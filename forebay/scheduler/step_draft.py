@@ -25,6 +25,7 @@ from forebay.requests.step_plan import (
     PictureWork,
     RowWrites,
     StepPlan,
+    TierCopy,
     kind_work,
 )
 
@@ -57,6 +58,9 @@ class StepDraft(Draft):
     drops: list[int] = field(default_factory=list)
     saves: list[HostCopy] = field(default_factory=list, init=False)
     loads: list[HostCopy] = field(default_factory=list, init=False)
+    stores: list[TierCopy] = field(default_factory=list, init=False)
+    fetches: list[TierCopy] = field(default_factory=list, init=False)
+    copies_tiers: bool = field(default=False, init=False)  # there are stores or fetches
     chunks: list[Chunk] = field(default_factory=list, init=False)
     prebuilt: list[Request] = field(default_factory=list, init=False)  # run from here on; other engines computed them
     draft_tokens: list[int] = field(default_factory=list, init=False)  # of host proposers, in the order of the decodes
@@ -64,6 +68,11 @@ class StepDraft(Draft):
     pictures: Pictures | None = None
     encodes: list[Encode] = field(default_factory=list, init=False)
     encoded_for: dict[Request, int] = field(default_factory=dict, init=False)  # as of a flight
+
+    @property
+    def reads_released(self) -> bool:
+        """Whether the step copies memory to other places that is released, or may be before the step."""
+        return bool(self.saves or self.stores)
 
     def forget_row(self, row: int) -> None:
         super().forget_row(row)
@@ -79,8 +88,14 @@ class StepDraft(Draft):
         write_rows, columns, pages = self.row_writes
         if len(write_rows):
             work["writes"] = RowWrites(write_rows=write_rows, write_columns=columns, write_pages=pages)
-        if self.saves or self.loads or self.drops:
-            work["host"] = HostWork(saves=tuple(self.saves), drops=tuple(self.drops), loads=tuple(self.loads))
+        if self.saves or self.loads or self.drops or self.copies_tiers:
+            work["host"] = HostWork(
+                saves=tuple(self.saves),
+                drops=tuple(self.drops),
+                loads=tuple(self.loads),
+                stores=tuple(self.stores),
+                fetches=tuple(self.fetches),
+            )
         if (pictures := self.pictures) is not None:
             work["pictures"] = self._picture_work(pictures)
         return StepPlan(

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from forebay.config.config import ServerConfig
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.client.async_engine import AsyncEngine
+from forebay.formats.prefix_files import usable_secret
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.http.bodies import Bodies
 from forebay.http.lifecycle import Lifecycle
@@ -107,7 +108,7 @@ def create_context(
         tokenizer=tokenizer,
         security=Security(config),
         cluster=Cluster(config),
-        isolation=Isolation(config.cache_isolation),
+        isolation=Isolation(config.cache_isolation, usable_secret(config.prefix_cache_dir)),
         lifecycle=Lifecycle(lambda: engine.info.max_requests, config.tenants),
         metrics=Metrics(model.name, config.metrics_compat),
         bodies=Bodies(config.max_body_bytes, json_workers, config.tenants, lenient=lenient, images=has_images),

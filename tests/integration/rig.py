@@ -41,11 +41,14 @@ from forebay.models.encoder import load_encoder
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import cache_sizes
+from forebay.pools.mover import Mover
 from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import FinishReason, MissReason, Update
 from forebay.runtime import build_runner
+from forebay.runtime.host.disk_store import DiskStore
+from forebay.runtime.host.tier_stores import HostStore, TierStore
 from forebay.runtime.model_runner import no_masks
 from forebay.runtime.overlap import OverlappedRunner
 from forebay.runtime.steps.pictures import Encodings
@@ -66,6 +69,7 @@ class Result:
     finish: FinishReason | None = None
     cached_tokens: int = 0
     miss_reason: MissReason | None = None
+    tiers: dict[str, int] = field(default_factory=dict)
     vector: bytes = b""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None
@@ -76,6 +80,7 @@ class Result:
         self.finish = update.finish
         if update.cache is not None:
             self.cached_tokens, self.miss_reason = update.cache.cached_tokens, update.cache.miss_reason
+            self.tiers = update.cache.tiers
         self.vector = update.vector
         self.logprobs += update.logprobs or []
         if update.prompt_logprobs is not None:
@@ -83,11 +88,24 @@ class Result:
             self.prompt_logprobs = update.prompt_logprobs
 
 
+class Files:
+    """What an engine does about the files of its prefix cache."""
+
+    def __init__(self, store: DiskStore) -> None:
+        self._store = store
+
+    def save(self) -> None:
+        self._store.flush()
+
+    def close(self) -> None:
+        self._store.close()
+
+
 class Engine:
     """An `EngineCore` whose pools raise at the first mistake and are audited after each run."""
 
-    def __init__(self, core: EngineCore) -> None:
-        self.core = core
+    def __init__(self, core: EngineCore, stores: Mapping[str, TierStore] | None = None, folder: str = "") -> None:
+        self.core, self.stores, self.folder = core, stores or {}, folder
         self._next_id = 1
 
     def run(
@@ -223,13 +241,17 @@ class Rig:
         host_path: str = "",
         num_rows_of_pictures: int = 256,
         layer_tokens: float = 2.0,
+        host_tokens: int = 0,
+        disk: tuple[Path, Mapping[str, str]] | None = None,
     ) -> Engine:
         """`num_tokens` is the size of the KV cache. Where layers keep states there are `cached_states` slots besides
         those that running requests need, where they have windows as few pages as can do. Decodes compute `width` tokens
         at most; `proposer` guesses on the host. With a `role` it computes a half, and `transfers` moves the other;
         `grammars` are there for who asks for one. With `hot_columns` HiSparse is on, with `num_resident` pages and the
         host tier perhaps in a file. The encodings
-        of pictures have so many rows, and a layer's work on a tile of 4 tokens costs as much as `layer_tokens`."""
+        of pictures have so many rows, and a layer's work on a tile of 4 tokens costs as much as `layer_tokens`.
+        With `host_tokens` the prefix cache has a host tier with KV of so many; with `disk` one of 3,200 tokens in files
+        of a folder, with this identity."""
         page_size = of_whole_entries(page_size, self._model)
         num_rows = max_running_requests + options.decode_extra_slots
         num_pages = num_tokens // page_size
@@ -266,6 +288,21 @@ class Rig:
                 slot_bytes={**state.slot_bytes, RING: num_bytes},
             )
         pictures = self._pictures(num_rows_of_pictures, layer_tokens)
+        tiers = {}
+        for name, tier_tokens in (("host", host_tokens), ("disk", 3200 if disk else 0)):
+            if tier_tokens:
+                num_slots = {kind: num * tier_tokens // num_tokens for kind, num in state.num_slots.items()}
+                kept = {kind: num_slots[kind] for kind in ("window", "state") if kind in num_slots}
+                tiers[name] = {"kv": tier_tokens // page_size, **kept}
+        stores: dict[str, TierStore] = {}
+
+        def make_tiers(mover: Mover) -> dict[str, TierStore]:
+            if host_tokens:
+                stores["host"] = HostStore(mover, tiers["host"])
+            if disk is not None:
+                stores["disk"] = DiskStore(mover, *disk, limit_bytes=1 << 30)
+            return stores
+
         runner = build_runner(
             self._model,
             sizes=PoolSizes(
@@ -285,6 +322,7 @@ class Rig:
             hisparse=HisparseOptions(device_buffer_size=hot_columns, host_path=host_path),
             device="cpu",
             take_masks=grammars.take if grammars else no_masks,
+            make_tiers=make_tiers,
             encodings=Encodings(self.encoder, pictures.num_rows, bidirectional=longest > 0)
             if self.encoder and pictures
             else None,
@@ -304,20 +342,28 @@ class Rig:
                 disaggregation=options,
                 max_loras=len(self._adapters),
                 pictures=pictures,
+                tiers=tiers,
             ),
             proposer,
             role,
             grammars,
         )
+        if isinstance(files := stores.get("disk"), DiskStore):
+            scheduler.memory.tiers.restore("disk", files.records(), writable=files.writes)
         beside = OverlappedRunner(runner) if overlap_depth else runner
         carried = transfers(runner.cache) if transfers else None
         core = EngineCore(
-            scheduler, beside, vocab_size=self._vocab_size, transfers=carried, adapters=self._adapter_memory()
+            scheduler,
+            beside,
+            vocab_size=self._vocab_size,
+            transfers=carried,
+            adapters=self._adapter_memory(),
+            tiers=Files(files) if isinstance(files, DiskStore) else None,
         )
         for name, path in self._adapters.items():
             assert core.adapters is not None
             core.adapters.load_now(name, str(path))
-        return Engine(core)
+        return Engine(core, stores, str(disk[0]) if disk else "")
 
     def _pictures(self, num_rows: int, layer_tokens: float) -> PictureConfig | None:
         vision = self._config.vision

@@ -39,6 +39,7 @@ from tests.mutants.spans import SPANS
 from tests.mutants.sparse import SPARSE
 from tests.mutants.speculation import SPECULATION
 from tests.mutants.tenants import TENANTS
+from tests.mutants.tiers import TIERS
 from tests.mutants.transfer import TRANSFER
 from tests.mutants.verify import VERIFY
 
@@ -73,4 +74,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *NORMS,
     *OUTER,
     *ENCODERS,
+    *TIERS,
 )

@@ -42,6 +42,7 @@ def test_usage_says_what_was_found_by_kind_and_why_not_more(launch: Launch) -> N
         "matched_tokens": {"kv": 64, "window": 48, "state": 32},
         "differs": None,
         "retractions": 0,
+        "tiers": {"device": 32},
         "recomputed_tokens": 0,
         "checkpoints": [],
     }

@@ -39,6 +39,8 @@ class Outcome:
     window_hits: int = 0
     states_taken: int = 0
     evicted_states: int = 0
+    fetched: int = 0  # copies from other tiers of the cache
+    lost: int = 0  # of these
     digest: str = "0" * 64
 
     def __add__(self, other: Self) -> Self:

@@ -32,29 +32,36 @@ class Disturbance:
 
 @dataclass(frozen=True)
 class CopyStep:
-    """A step of nobody, which only copies to the host. Nothing is in flight before it, so it does so at once."""
+    """A step of nobody, which only copies. Where it copies requests to the host nothing is in flight before it."""
 
     runner: HashRunner
     plan: StepPlan
     tenants = np.empty(0, dtype=np.int64)
 
     def __post_init__(self) -> None:
+        runner = self.runner
+        runner._write_table(self.plan)
+        if runner.windows:
+            runner.windows.write_map(self.plan)
+
+    def _copy(self) -> tuple[int, ...]:
         runner, ids = self.runner, [save.request_id for save in self.plan.host.saves]
         # What has arrived and has run in no step yet has no row on the device.
         lens = [
             int(runner.lengths.kv_lens[runner.row_of[id]]) if id in runner.row_of else runner.arrived[id] for id in ids
         ]
-        if runner.windows:
-            runner.windows.write_map(self.plan)
         runner.forget_pictures(self.plan)
         runner.host.save(self.plan, lens, runner.broken)
+        runner.tiers.store(self.plan)
         runner.host.drop(self.plan)
+        return runner.tiers.fetch(self.plan)
 
     def result(self, *, fails: bool = False, poisoned: object = None) -> StepResult:
         if fails:
             self.runner.host.spoil(self.plan)
+            self.runner.tiers.spoil(self.plan)
             raise StepFailed(f"step {self.plan.step} failed")
-        return StepResult(token_ids=[])
+        return StepResult(token_ids=[], lost=self._copy())
 
 
 class Flight:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,8 @@ from forebay.base.parts import I64, Mask
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.slots import CACHE, PAD
 from forebay.requests.sampling_params import Pooling, PoolingKind
-from forebay.requests.step_plan import HostCopy, StepPlan, StepResult, TokenLogprob
+from forebay.requests.step_plan import HostCopy, StepPlan, StepResult, TierCopy, TokenLogprob
+from tests.simulation.cache_tiers import TierMemory, check_targets
 from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, check_unique, some
 from tests.simulation.hash_step import HashStep, Pools
 from tests.simulation.hashing import (
@@ -87,6 +89,7 @@ class HashRunner:
         self.windows = WindowMemory(pools.windows, pools.kv, ps, config.context_length) if pools.windows else None
         self.states = StateMemory(pools.states) if pools.states else None
         self.host = HostMemory(self.pages, self.windows, self.states)
+        self.tiers = TierMemory(self, config)
         self.last_tokens = np.full(rows, NO_TOKEN, dtype=np.int64)
         self.seeds = np.zeros(rows, dtype=np.uint64)
         self.salts = np.zeros(rows, dtype=np.uint64)
@@ -131,6 +134,8 @@ class HashRunner:
             step.others.append(self.states.launch(plan, span, admitted))
         if plan.host.loads:
             self.host.check_loads(plan, self.table, self.row_of)
+        if plan.host.fetches:
+            check_targets(plan, self)
         self.in_flight.append(step)
         return step
 
@@ -226,10 +231,13 @@ class HashRunner:
             for touched in step.touched:
                 touched.check(step.plan.step)
 
-    def poison_free(self, pending: Iterable[HostCopy]) -> None:
+    def poison_free(self, pending: Iterable[HostCopy | TierCopy]) -> None:
         """Poison whatever nobody holds, but for what is yet to be copied to the host: `pending` and by the steps in
         flight."""
-        saves = [*pending, *(save for step in self.in_flight for save in step.plan.host.saves)]
+        plans = [step.plan.host for step in self.in_flight]
+        saves: list[HostCopy | TierCopy] = [*pending]
+        for host in plans:
+            saves += [*host.saves, *host.stores]
 
         def saved(kind: str) -> I64:
             return np.concatenate([_NONE, *(save.slots[kind] for save in saves)])
@@ -255,11 +263,13 @@ class HashRunner:
         if fails:
             self._fail(step)
         self.host.save(plan, saved_lens, self.broken)
+        self.tiers.store(plan)
         self.host.drop(plan)
         if self.states:
             self.states.begin(plan)
         self.host.load(plan, self.row_of)
-        return self._forward(step, poisoned)
+        lost = self.tiers.fetch(plan)
+        return replace(self._forward(step, poisoned), lost=lost)
 
     def _settle(self, plan: StepPlan) -> None:
         for admission in plan.admissions:
@@ -497,6 +507,7 @@ class HashRunner:
             self.states.spoil(step, np.arange(plan.num_seqs))
             self.states.spoil_slots(plan.kinds.state.copy_dst)
         self.host.spoil(plan)
+        self.tiers.spoil(plan)
         self.broken.update(step.tenants.tolist())
         self._advance(step, np.where(step.span.decodes, 1, plan.q_lens))
         raise StepFailed(f"step {plan.step} failed")

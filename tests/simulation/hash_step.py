@@ -13,7 +13,7 @@ import numpy as np
 
 from forebay.base.parts import I64
 from forebay.memory.kinds.window.windows import Windows
-from forebay.memory.slots import Slots
+from forebay.memory.slots import LOADING, Slots
 from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.scheduler.memory.pools import Pools as SchedulerPools
 from tests.kinds_of import states_of, windows_of
@@ -74,6 +74,12 @@ class HashStep:
             self._comes_back(kv, "pages", load.request_id, load.slots["kv"])
             if runner.pools.windows:
                 self._comes_back(runner.pools.windows.slots, "window pages", load.request_id, load.slots["window"])
+
+        for fetch in plan.host.fetches:
+            self._comes_back(kv, "pages", LOADING, fetch.slots["kv"])
+            for slots in (runner.pools.windows.slots if runner.pools.windows else None, runner.pools.states):
+                if slots is not None:
+                    self._comes_back(slots, slots.name, LOADING, fetch.slots[slots.name])
 
     def _comes_back(self, slots: Slots, what: str, request_id: int, ids: I64) -> None:
         self.others.append(Touched(slots, what, ids, np.full(len(ids), request_id, dtype=np.int64), ids))

@@ -238,11 +238,20 @@ class Liveness:
         most = min(self._config.mixed_chunk_size, self.mixed_limit) if mixed else self._config.chunked_prefill_size
         scored = {req.allocation.row for req in under_way if req.wants_prompt_logprobs}
         costs = [admission.SCORED_COST if row in scored else 1 for row in plan.rows[: plan.num_extends].tolist()]
-        used = int(np.dot(plan.q_lens[: plan.num_extends], costs))
+        used = int(np.dot(plan.q_lens[: plan.num_extends], costs)) + self._fetched(plan)
         # Whoever starts counts with all that it has to compute, wherever its first chunk has to end.
         for req in started:
             used += max(0, req.allocation.extend_target - req.allocation.kv_bound)
         return min(most, self._config.chunked_prefill_size) - used
+
+    def _fetched(self, plan: StepPlan) -> int:
+        """Tokens that are computed in the time in which the plan fetches from other tiers of the cache."""
+        kinds = self._config.kinds
+        sizes = [
+            sum(len(ids) * kinds.slot_bytes.get(kind, 0) for kind, ids in copy.slots.items())
+            for copy in plan.host.fetches
+        ]
+        return sum(-(-num_bytes // kinds.recompute_bytes_per_token) for num_bytes in sizes)
 
     def _pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self._config.page_size)

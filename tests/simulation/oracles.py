@@ -173,6 +173,7 @@ class Tracked:
             MissReason.POOLING: self._pools_more_than_the_last and kv == 0,
             MissReason.BELOW_PAGE: end == 0,
             MissReason.EMPTY: kv == 0 < end,
+            MissReason.NOT_LOADED_IN_TIME: bool(self.config.tiers) and cached < end,
             # Of a state that is there, too: a hit is given up before its request waits for a slot for its own.
             MissReason.STATE_MISSING: cached < kv and (state_tokens < kv or cached == 0),
             MissReason.WINDOW_MISSING: cached < kv and window_tokens < kv,
@@ -333,6 +334,7 @@ class Oracles:
         for namespace, root in self.scheduler.pools.cache.index.roots.items():
             salt = self.salt(namespace)
             self._check_below(root, 0, salt, 0, salt, 0)
+        self.runner.tiers.check(self.scheduler, self.salt)
 
     def _check_below(self, node: Node, start: int, chain: int, state: int, salt: int, delta: int) -> None:
         for child in node.children.values():

@@ -29,7 +29,7 @@ from forebay.requests import account
 from forebay.requests.pictures import Picture
 from forebay.requests.request import Request, RequestFault
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
-from forebay.requests.step_plan import StepPlan, StepResult
+from forebay.requests.step_plan import HostCopy, StepPlan, StepResult, TierCopy
 from forebay.requests.updates import Failure, FinishReason, Update
 from forebay.scheduler import admission, recovery
 from forebay.scheduler.grammars import Constraints
@@ -55,6 +55,7 @@ from tests.simulation.workload import (
     random_traffic,
     with_speculation,
     with_tenants,
+    with_tiers,
 )
 
 # Prompts here are too short, and queues too small, for what is worth it in earnest.
@@ -106,6 +107,8 @@ class Simulation:
             take_masks=self.grammars.take,
         )
         self.device = FaultyDevice(self)
+        losses = Random(f"{config} losses") if config.tiers else Random(0)
+        self.runner.tiers.loses = lambda: losses.random() < self.faults.fetch_lost
         self.widths = self._make_widths(config.speculation)
         self.core = EngineCore(
             self.scheduler,
@@ -335,7 +338,12 @@ class Simulation:
             self.oracles.liveness.planned(plan, self.now)
         elif plan:
             self.oracles.liveness.launched(plan)
-        self.runner.poison_free([*(plan.host.saves if plan else ()), *self.scheduler.pools.draft.saves])
+        draft, plans = self.scheduler.pools.draft, [flight.plan.host for flight in self.flights]
+        plans += [plan.host] if plan else []
+        copies: list[HostCopy | TierCopy] = [*draft.saves, *draft.stores]
+        for host in plans:
+            copies += [*host.saves, *host.stores]
+        self.runner.poison_free(copies)
         if plan is not None:
             self.num_steps += 1
             log_plan(self.oracles.log, plan, self.scheduler.pools, self.config)
@@ -498,6 +506,8 @@ class Simulation:
             window_hits=hits if windows_of(pools) else 0,
             states_taken=states_of(pools).num_taken if states_of(pools) else 0,
             evicted_states=states_of(pools).in_tree.num_evicted if states_of(pools) else 0,
+            fetched=self.runner.tiers.num_fetched,
+            lost=self.runner.tiers.num_lost,
             digest=self.oracles.log.hexdigest(),
         )
 
@@ -522,10 +532,12 @@ def scaled_down(
         yield
 
 
-def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0, tenants: bool = False) -> Outcome:
+def run_seed(
+    seed: int, grammars: float = 0.0, restricted: float = 0.0, tenants: bool = False, tiers: bool = False
+) -> Outcome:
     """One random configuration under random traffic. Whatever is wrong is raised, with the line that replays it. So
     many of the requests have a grammar, or may not have some tokens, as `grammars` and `restricted` say; with
-    `tenants` they come from several."""
+    `tenants` they come from several, and with `tiers` the prefix cache has tiers behind the device."""
     rng, widths = Random(seed), Random(f"{seed} widths")
     config = with_speculation(widths, random_config(rng))
     make_scheduler = partial(RetractingScheduler, every=rng.choice([0, 0, 0, 3, 10]), skips=rng.random() < 0.5)
@@ -535,6 +547,8 @@ def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0, tenants:
             load = replace(load, pooled=Random(f"{seed} pooled").choice([0.0, 0.0, 0.0, 0.4]))
             if tenants:
                 config, load = with_tenants(Random(f"{seed} tenants"), config, load)
+            if tiers:
+                config, load = with_tiers(Random(f"{seed} tiers"), config, load)
             return Simulation(config, load, rng, make_scheduler=make_scheduler, widths=widths).run()
     except Exception as error:
         error.add_note(f"{config}\nreplay: python -m tests.simulation.simulator --seed {seed}")

@@ -56,6 +56,7 @@ class Faults:
     result_fails: float = 0.0
     not_finite: float = 0.0
     between_steps: float = 0.0
+    fetch_lost: float = 0.0  # of a copy from another tier of the cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +216,19 @@ def with_tenants(rng: Random, config: SchedulerConfig, traffic: Traffic) -> tupl
         outputs = max(traffic.longest_output, min(config.context_length, config.num_pages * config.page_size) // 3)
         traffic = replace(traffic, num_requests=50, arrivals=4.0, longest_output=outputs, stopping=0.1)
     return replace(config, tenants=weights), traffic
+
+
+def with_tiers(rng: Random, config: SchedulerConfig, traffic: Traffic) -> tuple[SchedulerConfig, Traffic]:
+    """The same with one or two tiers behind a prefix cache that is used, and conversations that go on."""
+    num_slots = {"kv": config.num_pages, **config.kinds.num_slots}
+    names = rng.choice([("host",), ("host", "disk"), ("disk",)])
+    tiers = {
+        name: {kind: max(1, int(n * rng.choice([0.3, 1, 4, 10]))) for kind, n in num_slots.items()} for name in names
+    }
+    config = replace(config, tiers=tiers, radix_cache=True)
+    config = replace(config, kinds=replace(config.kinds, recompute_bytes_per_token=rng.choice([150, 1 << 20, 1 << 20])))
+    faults = replace(traffic.faults, fetch_lost=rng.choice([0.0, 0.0, 0.1, 0.5]))
+    return config, replace(traffic, sharing=rng.choice([0.8, 0.95]), num_requests=40, faults=faults)
 
 
 def _lossy(rng: Random, capacity: int) -> Traffic:

@@ -15,7 +15,7 @@ from forebay.base.errors import Conflict, GenerationError
 from forebay.engine.client.writing import RequestOutput, Writing
 from forebay.engine.frames import AddRequest, Ready
 from forebay.engine.loop.build import trim
-from forebay.engine.loop.core import EngineCore
+from forebay.engine.loop.core import EngineCore, close
 from forebay.engine.loop.loop import STUCK_WAIT_S
 from forebay.engine.stream import merge
 from forebay.requests.sampling_params import SamplingParams
@@ -33,7 +33,9 @@ class InProcess:
 
     def close(self) -> None:
         """Free all memory. Idempotent; nothing can be generated afterwards."""
-        self._open = None
+        core, self._open = self._open, None
+        if core is not None:
+            close(core)
         trim()
 
     @property

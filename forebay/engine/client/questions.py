@@ -16,6 +16,7 @@ from forebay.engine.frames import (
     LoadAdapter,
     Release,
     Resume,
+    SaveCache,
     State,
     ToEngine,
     TreePart,
@@ -24,7 +25,16 @@ from forebay.engine.frames import (
 )
 
 Question = (
-    GetState | GetTree | FlushCache | Release | Resume | UpdateWeights | LoadAdapter | UnloadAdapter | CheckTransfers
+    GetState
+    | GetTree
+    | FlushCache
+    | SaveCache
+    | Release
+    | Resume
+    | UpdateWeights
+    | LoadAdapter
+    | UnloadAdapter
+    | CheckTransfers
 )
 
 

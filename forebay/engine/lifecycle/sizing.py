@@ -13,11 +13,13 @@ from forebay.config.pictures import PictureConfig
 from forebay.config.rules import ITEM_BYTES
 from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import MemoryBudget, MemoryDemand
-from forebay.memory.kinds.build import make_demands
+from forebay.memory.kinds.build import KIND_OF, make_demands
 from forebay.memory.kinds.declared import CacheSizes, KindSize, Sizing
 from forebay.memory.kinds.resident.declaration import hot_row_bytes
 from forebay.memory.kinds.resident.residents import RESIDENT
 from forebay.memory.kv_allocator import KV
+from forebay.memory.miss_reason import MissReason
+from forebay.memory.tier import DISK, HOST
 
 # A token is computed in the time in which this part of the weights' bytes is copied to the host and back. For the
 # embedded model (269 MB, 512-token prompts, two cores) that was 480 us and, at 6.3 GB/s each way, 1.5 MB.
@@ -115,4 +117,22 @@ def scheduler_config(
             slot_bytes={KV: budget.demand.whole_page_bytes, **{kind.name: kind.slot_bytes for kind in kinds}},
             recompute_bytes_per_token=int(weight_bytes * RECOMPUTE_SHARE),
         ),
+        tiers=tier_slots(config, budget),
     )
+
+
+def tier_slots(config: EngineConfig, budget: MemoryBudget) -> dict[str, dict[str, int]]:
+    """Return by name the tiers of the prefix cache behind the device, and of each the slots by kind of cache: its
+    memory is divided as that of the device. A tier without a slot of each kind does not exist."""
+    cached = [kind for kind in budget.demand.kinds if KIND_OF[kind.name].kind.missing is not MissReason.NONE]
+    sizes = {KV: (budget.num_pages, budget.demand.whole_page_bytes)}
+    sizes |= {kind.name: (budget.num_slots[kind.name], kind.slot_bytes) for kind in cached}
+    on_device = sum(num * slot_bytes for num, slot_bytes in sizes.values())
+    found = {}
+    options = config.tiers
+    disk_bytes = options.prefix_cache_disk_bytes if options.prefix_cache_dir else 0
+    for name, num_bytes in ((HOST, options.host_cache_bytes), (DISK, disk_bytes)):
+        slots = {kind: num * num_bytes // on_device for kind, (num, _) in sizes.items()}
+        if config.scheduling.radix_cache and all(slots.values()):
+            found[name] = slots
+    return found

@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -40,6 +40,7 @@ from forebay.engine.lifecycle.sizing import (
     scheduler_config,
     within_memory,
 )
+from forebay.engine.lifecycle.tiers import EngineTiers
 from forebay.engine.lifecycle.weights import DTYPES, EngineWeights, Loaded
 from forebay.engine.loop.core import EngineCore
 from forebay.engine.loop.mixed import MixedChunks
@@ -56,11 +57,13 @@ from forebay.models.encoders.encoder import Encoder
 from forebay.ops import Ops
 from forebay.ops.weight_memory import WeightMemory
 from forebay.pools.cache_spec import cache_sizes
+from forebay.pools.mover import Mover
 from forebay.pools.regions import Regions, Tag
 from forebay.requests.end_tokens import EndTokens
 from forebay.runtime import ModelRunner, build_runner
 from forebay.runtime.graphs.backends import Eager, graphs_for
 from forebay.runtime.graphs.runner import default_sizes
+from forebay.runtime.host.tier_stores import TierStore
 from forebay.runtime.overlap import OverlappedRunner
 from forebay.runtime.steps.pictures import Encodings
 from forebay.scheduler.limits import most_requests
@@ -108,13 +111,19 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         ends = EndTokens(checkpoint.config.eos_token_ids, vocab_size=checkpoint.config.vocab_size)
         grammars = _grammars(config, ends)
         pictures = picture_config(config, checkpoint.config, loaded.encoder)
-        runner = _runner(config, budget, checkpoint, loaded, ops, regions, grammars.take, pictures)
+        tiers = EngineTiers(config, budget, ops)
+        runner = _runner(config, budget, checkpoint, loaded, ops, regions, grammars.take, pictures, tiers.make)
         _keep_freed_memory()
         runner.warm_up()
     limits = scheduler_config(config, budget, loaded.model.weight_bytes, pictures)
     transfers = transfers_for(config, runner.cache, checkpoint.config.vocab_size, ops.name, regions)
     scheduler = Scheduler(limits, proposer, role_of(limits.disaggregation, transfers), grammars)
-    own: dict[str, Any] = {"transfers": transfers, "memory": Occupation(regions, runner, weights, trim=trim)}
+    tiers.restore(scheduler)
+    own: dict[str, Any] = {
+        "transfers": transfers,
+        "tiers": tiers,
+        "memory": Occupation(regions, runner, weights, trim=trim),
+    }
     if loaded.model.adapters is not None:
         own["adapters"] = ModelAdapters(loaded.model.adapters, checkpoint.config)
     core = _core(config, scheduler, runner, ends, clock, **own)
@@ -264,6 +273,7 @@ def _runner(
     regions: Regions,
     take_masks: Callable[[int], I32],
     pictures: PictureConfig | None,
+    tiers: Callable[[Mover], Mapping[str, TierStore]],
 ) -> ModelRunner:
     graphs = Eager() if config.disable_cuda_graph else graphs_for(ops, config.device, regions)
     most, width = min(config.cuda_graph_max_bs, budget.max_running_requests), config.speculation.num_draft_tokens
@@ -287,6 +297,7 @@ def _runner(
         drafter=loaded.drafter,
         take_masks=take_masks,
         encodings=_encodings(loaded.encoder, pictures, regions),
+        make_tiers=tiers,
     )
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from traceback import clear_frames
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from forebay.base import fault
 from forebay.base.errors import EngineError, ForebayError
@@ -62,6 +62,16 @@ class Pace:
         return min(self._most_s, max(STEP_LIMIT_S, num_tokens * self._s_per_token))
 
 
+class Files(Protocol):
+    """The files of an engine that outlast it."""
+
+    def save(self) -> None:
+        """Wait until all of it is on the disk. Raises Conflict if there are no files."""
+
+    def close(self) -> None:
+        """Write what is left, and end."""
+
+
 class EngineBroken(EngineError):
     """Step after step has failed; the engine ends rather than refuse everything while looking alive."""
 
@@ -89,8 +99,9 @@ class EngineCore:
     """A scheduler and a runner, turned by `step`. Owned by one thread. `in_idle_time` does some deferrable work, and
     returns whether there is more. `widths` chooses how many tokens decodes compute, and measures the gain; None without
     speculation. `mixed` limits the prompts of steps in which others decode, and measures these steps; None for no limit
-    by time. `adapters` has the slots of adapters, `transfers` executes the orders of a scheduler with a role, `memory`
-    is the memory that can be released; None for each that this engine does not have.
+    by time. `adapters` has the slots of adapters, `tiers` the files of the prefix cache. `transfers` executes the
+    orders of a scheduler with a role, `memory` is the memory that can be released. Each is None if this engine has
+    none.
 
     A failing step, or another error between frames and updates, costs at most the request that caused it, which ends
     with a typed error; the others are run again without it and get the same tokens.
@@ -110,6 +121,7 @@ class EngineCore:
         transfers: Connected | None = None,
         memory: Memory | None = None,
         adapters: AdapterMemory | None = None,
+        tiers: Files | None = None,
         wake_on_request: bool = False,
         keep_prefix_cache: bool = False,
     ) -> None:
@@ -121,7 +133,7 @@ class EngineCore:
             wake_on_request=wake_on_request,
             keep_prefix_cache=keep_prefix_cache,
         )
-        self.in_idle_time = in_idle_time
+        self.in_idle_time, self.files = in_idle_time, tiers
         self.adapters = None if adapters is None else _loader(scheduler, self.sleeper, adapters, clock)
         self.exchange = Exchange(scheduler, transfers) if transfers else None
         if self.exchange:
@@ -415,3 +427,11 @@ def _as_typed(error: Exception, where: str) -> ForebayError:
     if is_out_of_memory(error):
         return EngineError(f"{where} ran out of memory; fewer or shorter requests may pass", code="out_of_memory")
     return EngineError(f"{where} failed inside the engine; its log has the cause", code="step_failed")
+
+
+def close(core: EngineCore) -> None:
+    """Store what is still to be stored of the prefix cache, and end its files. No request runs any more."""
+    while core.scheduler.pools.draft.stores and not core.scheduler.requests:
+        core.step()
+    if core.files is not None:
+        core.files.close()

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from forebay.base import fault
 from forebay.base.clock import TICK_S, RunClock
-from forebay.base.errors import EngineError
+from forebay.base.errors import Conflict, EngineError, ForebayError
 from forebay.base.log import event, get_logger
 from forebay.base.wake import Wake
 from forebay.engine.channel import Channel, ChannelClosed, FrameTooLarge
@@ -28,6 +28,7 @@ from forebay.engine.frames import (
     LoadAdapter,
     Release,
     Resume,
+    SaveCache,
     Shutdown,
     ToEngine,
     UnloadAdapter,
@@ -82,6 +83,7 @@ class EngineLoop:
         self._idle_work = True
         self._turn_began: float | None = None  # None while it waits for frames
         self._flushes: list[int] = []  # serials of those who wait for their end
+        self._saves: list[int] = []  # the same of writes to files
         self._shutdown = False
 
     def run(self, arrived: Sequence[ToEngine] = ()) -> None:
@@ -130,10 +132,7 @@ class EngineLoop:
     def _answer(self) -> None:
         """Send a state for each question whose work has ended."""
         core = self._core
-        if self._flushes and not core.scheduler.flushing:
-            serials, self._flushes = self._flushes, []
-            for serial in serials:
-                self._send_state(serial)
+        self._answer_about_cache()
         for serial, failure in core.sleeper.transitions.take_answers():
             self._send_state(serial, failure)
         if core.adapters and self._files_read:
@@ -144,6 +143,39 @@ class EngineLoop:
         for serial, found in core.exchange.checks.take_answers() if core.exchange else ():
             refused, checked = (found, None) if isinstance(found, Failure) else (None, found)
             self._send_state(serial, refused, checked)
+
+    def _flush_or_save(self, frame: FlushCache | SaveCache) -> None:
+        """Begin to drop the prefix cache, or to write it to its files."""
+        if isinstance(frame, SaveCache):
+            self._saves.append(frame.serial)
+            return
+        self._core.scheduler.flush_cache()
+        self._flushes.append(frame.serial)
+
+    def _answer_about_cache(self) -> None:
+        """Answer the questions whose flush has ended, or for which all that is stored can be written to files."""
+        scheduler = self._core.scheduler
+        if self._flushes and not scheduler.flushing:
+            serials, self._flushes = self._flushes, []
+            for serial in serials:
+                self._send_state(serial)
+        if self._saves and not scheduler.pools.draft.stores:
+            serials, self._saves = self._saves, []
+            refused = self._save()
+            for serial in serials:
+                self._send_state(serial, refused)
+
+    def _save(self) -> Failure | None:
+        """Write the prefix cache to its files; return why that failed."""
+        try:
+            if self._core.files is None:
+                raise Conflict("this engine has no files: start it with --prefix-cache-dir", code="no_prefix_cache_dir")
+            self._core.files.save()
+        except (ForebayError, OSError) as error:
+            return Failure.of(
+                error if isinstance(error, ForebayError) else Conflict(f"the files: {error}", code="disk")
+            )
+        return None
 
     def start_beating(self, clock: RunClock) -> None:
         """The engine's sign of life, from a thread of its own until the channel is closed: `clock` is ticked and a
@@ -209,9 +241,8 @@ class EngineLoop:
                 return self._core.abort(frame.request_id)
             case AddEndTokens():
                 self._core.end_tokens.add(frame.token_ids)
-            case FlushCache():
-                self._core.scheduler.flush_cache()
-                self._flushes.append(frame.serial)
+            case FlushCache() | SaveCache():
+                self._flush_or_save(frame)
             case GetState():
                 self._send_state(frame.serial)
             case GetTree():

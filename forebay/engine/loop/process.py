@@ -29,7 +29,7 @@ from forebay.base.signals import ENDING
 from forebay.config.engine_config import EngineConfig
 from forebay.engine.channel import Channel, ChannelClosed, ChannelError
 from forebay.engine.frames import Configure, Dead, Ready, Shutdown, ToEngine
-from forebay.engine.loop.core import EngineCore
+from forebay.engine.loop.core import EngineCore, close
 from forebay.engine.loop.loop import EngineLoop
 from forebay.requests.updates import Failure
 
@@ -104,7 +104,10 @@ def _run(channel: Channel[ToEngine], build: Build) -> None:
     loop = EngineLoop(core, channel, clock=clock, sleep_idle_s=configure.config.sleep_idle_seconds)
     loop.start_beating(clock)
     channel.read_ahead()
-    loop.run(frames[1:])
+    try:
+        loop.run(frames[1:])
+    finally:
+        close(core)
 
 
 def _exit_with_peer(sock: socket.socket) -> None:

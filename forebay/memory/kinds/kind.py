@@ -21,7 +21,7 @@ from forebay.base.counters import Counter
 from forebay.memory.draft import Draft
 from forebay.memory.holding import Allocation, Holding, RowTable
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.radix_node import Node, Shares
+from forebay.memory.radix_node import Node, Pin, Shares
 from forebay.memory.slots import NO_IDS, Holder, Ids, Slots
 
 
@@ -119,6 +119,42 @@ class ReplacedKind(Protocol):
     def replaced(self, nodes: Sequence[Node], cached: Ids, own: Ids, owner: int) -> Ids:
         """Handle request `owner` exchanging its `own` pages for the pages `cached` of `nodes`. Return the pages whose
         entry in a map of this kind has changed."""
+
+
+class Kept(NamedTuple):
+    """Slots that a tree keeps for a prefix: slot i belongs to the page in front of page number `ends[i]`, or to the end
+    of that page."""
+
+    ends: Ids
+    slots: Ids
+
+
+@runtime_checkable
+class TieredKind(Protocol):
+    """Slots of this kind are copied with their pages between the tiers of the prefix cache."""
+
+    name: ClassVar[str]
+    in_tree: CachedPart  # the part that keeps them in a tree
+    at_ends: ClassVar[bool]
+
+    def of_tier(self, num_slots: int, num_pages: int) -> TieredKind:
+        """Make the same for the tree of a tier with `num_slots` slots beside `num_pages` pages."""
+
+    def kept(self, nodes: Sequence[Node], pages: Ids) -> Kept:
+        """Return what the tree keeps for the prefix with these `pages`, which `nodes` lead to."""
+
+    def first_read(self, num_pages: int) -> int:
+        """Return the first of the `ends` that are read by a request that resumes after `num_pages` pages."""
+
+    def lend(self, pages: Ids, slots: Ids) -> None:
+        """Let each of `pages`, which their owner will give to the tree, have its slot. Not of a kind `at_ends`."""
+
+    def attach_at(self, pin: Pin, slot: int, owner: int) -> bool:
+        """Give the tree the owner's slot at the end of a pin. Return False, and leave it to the owner, if the tree has
+        one there, or if the kind is not `at_ends`."""
+
+    def take_back(self, pages: Ids, owner: int) -> None:
+        """Free what the owner has lent to pages that the tree did not adopt."""
 
 
 @runtime_checkable
@@ -279,7 +315,18 @@ class DeviceCountingKind(Protocol):
 
 
 PROTOCOLS: tuple[type[Any], ...] = (
-    *(AttachedKind, ResumedKind, ReplacedKind, CheckedKind, HeldKind, ExtendedKind, DecodedKind, GrownKind, PagedKind),
+    *(
+        AttachedKind,
+        ResumedKind,
+        ReplacedKind,
+        TieredKind,
+        CheckedKind,
+        HeldKind,
+        ExtendedKind,
+        DecodedKind,
+        GrownKind,
+        PagedKind,
+    ),
     *(TrimmedKind, AdoptableKind, AdoptedKind, TransferredKind, LockedKind, RestartedKind, PlannedKind, CountingKind),
     DeviceCountingKind,
 )
@@ -343,6 +390,10 @@ class CachedPart:
         """Free up to `num_slots` cached slots; see `ResumedKind`."""
         raise NotImplementedError
 
+    def clear(self) -> None:
+        """Forget all nodes, and free all slots of the kind."""
+        raise NotImplementedError
+
 
 P = TypeVar("P")
 
@@ -358,6 +409,7 @@ class Kinds:
         self.attached = self._all(AttachedKind)
         self.resumed = self._all(ResumedKind)
         self.replaced = self._all(ReplacedKind)
+        self.tiered = self._all(TieredKind)
         self.checked = self._all(CheckedKind)
         self.held = self._all(HeldKind)
         self.extended = self._all(ExtendedKind)

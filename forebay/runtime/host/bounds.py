@@ -70,7 +70,7 @@ class PoolBounds:
         for admission in plan.admissions:
             self._check_admission(admission)
         self._check_pictures(plan)
-        for copy in (*plan.host.saves, *plan.host.loads):
+        for copy in plan.host.copies:
             for kind, slots in copy.slots.items():
                 _inside(f"{kind} slots of a copy", slots, self._sizes.get(kind, 0), least=1)
 

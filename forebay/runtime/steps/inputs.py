@@ -7,7 +7,7 @@ log-probabilities, H the pages and slots that are saved to the host or loaded fr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -17,11 +17,12 @@ from torch import Tensor
 from forebay.memory.slots import NO_IDS, PAD, Ids, inside
 from forebay.pools.mover import Mover, Places
 from forebay.pools.request_rows import SamplingRows
-from forebay.requests.step_plan import Admission, HostCopy, StepPlan
+from forebay.requests.step_plan import Admission, HostCopy, HostWork, StepPlan, TierCopy
 from forebay.runtime.host.host_copies import HostCopies
 from forebay.runtime.host.packing import Array, Packing, Sections
 from forebay.runtime.host.plan_columns import ON_DEVICE, arrays_of, dtype_of
 from forebay.runtime.host.shape import Shape
+from forebay.runtime.host.tier_stores import TierStore, TierStores
 from forebay.runtime.kinds.build import DERIVED
 from forebay.runtime.sampling.row_options import Sampling
 from forebay.runtime.steps.extend import UNSET
@@ -42,7 +43,7 @@ _DERIVED: Final = {
     "targets": torch.int64,  # [X]: the token whose log-probability is wanted
     "draft_rows": torch.int64,  # [G]
     "draft_columns": torch.int64,  # [G]
-    "copied": torch.int64,  # [H]: of each save, then of each load, what it has of each kind of cache
+    "copied": torch.int64,  # [H]: of each save, load, store and fetch what it has of each kind of cache
     "admit_rows": torch.int64,  # [A]
     "admit_adapters": torch.int64,  # [A]: slots
     "admit_rope_deltas": torch.int64,  # [A]
@@ -57,6 +58,7 @@ _DERIVED: Final = {
 _SECTIONS: Final = {name: dtype_of(column) for name, column in ON_DEVICE.items()} | _DERIVED | DERIVED | DRAFTING
 
 
+NO_TIERS: Final[Mapping[str, TierStore]] = {}
 _BUILT: Final = {"kv_lens": "built_lens", "last_tokens": "built_tokens"}
 
 
@@ -68,10 +70,16 @@ class StepInputs:
     """Carries plans to the device in one copy each, and does there what a plan does before the model runs."""
 
     def __init__(
-        self, forward: Forward, mover: Mover, *, max_num_tokens: int, proposer: DeviceProposer | None = None
+        self,
+        forward: Forward,
+        mover: Mover,
+        *,
+        max_num_tokens: int,
+        proposer: DeviceProposer | None = None,
+        tiers: Mapping[str, TierStore] = NO_TIERS,
     ) -> None:
         self._rows, self._kinds, self._proposer = forward.rows, forward.kinds, proposer
-        self.copies = HostCopies(mover)
+        self.copies, self.tiers = HostCopies(mover), TierStores(mover, tiers)
         self._packing = Packing(_SECTIONS, self._rows.last_tokens.device, num_words=_WORDS_PER_TOKEN * max_num_tokens)
 
     def stage(self, plan: StepPlan, shape: Shape, sampling: Sampling, targets: Ids) -> Sections:
@@ -87,7 +95,7 @@ class StepInputs:
             arrays |= _of_admissions(plan.admissions)
             if self._rows.rope_delta is not None:
                 arrays["admit_rope_deltas"] = np.array([admission.rope_delta for admission in plan.admissions])
-        copies = (*plan.host.saves, *plan.host.loads)
+        copies = plan.host.copies
         if copies:
             arrays["copied"] = np.concatenate([ids for copy in copies for ids in copy.slots.values()])
         sections = self._packing.send(arrays)
@@ -95,11 +103,10 @@ class StepInputs:
         return sections
 
     def _change(self, plan: StepPlan, sections: Sections, places: list[Places]) -> None:
-        """All that comes before the model, in the order that `StepPlan` says. `places` are those of saves and loads."""
-        for copy, place in zip(plan.host.saves, places, strict=False):
-            self.copies.save(copy.request_id, place)
-        for request_id in plan.host.drops:
-            self.copies.drop(request_id)
+        """Do all that comes before the model, in the order that `StepPlan` says. `places` are those of saves, loads,
+        stores and fetches."""
+        by_copy = dict(zip(map(id, plan.host.copies), places, strict=True))
+        self._copy_away(plan.host, by_copy)
         if "write_rows" in sections:
             at = sections["write_rows"], sections["write_columns"]
             self._rows.req_to_token.index_put_(at, sections["write_pages"])
@@ -116,8 +123,19 @@ class StepInputs:
             self._rows.draft_tokens.index_put_(at, sections["drafts"])
         for kind in self._kinds:
             kind.change(sections)
-        for copy, place in zip(plan.host.loads, places[len(plan.host.saves) :], strict=True):
-            self.copies.load(copy.request_id, place)
+        for copy in plan.host.loads:
+            self.copies.load(copy.request_id, by_copy[id(copy)])
+        for fetched in plan.host.fetches:
+            self.tiers.fetch(fetched, by_copy[id(fetched)])
+
+    def _copy_away(self, host: HostWork, places: Mapping[int, Places]) -> None:
+        """Copy slots to host memory and to tiers, before anything overwrites them."""
+        for copy in host.saves:
+            self.copies.save(copy.request_id, places[id(copy)])
+        for stored in host.stores:
+            self.tiers.store(stored, places[id(stored)])
+        for request_id in host.drops:
+            self.copies.drop(request_id)
 
     def _admit(self, sections: Sections) -> None:
         """Write the parameters of the requests that the plan admits to their rows."""
@@ -175,6 +193,6 @@ def _of_admissions(admissions: Sequence[Admission]) -> dict[str, Array]:
     return arrays
 
 
-def _places(copies: Sequence[HostCopy], ids: Tensor) -> list[Places]:
+def _places(copies: Sequence[HostCopy | TierCopy], ids: Tensor) -> list[Places]:
     parts = iter(torch.split(ids, [len(part) for copy in copies for part in copy.slots.values()]))
     return [{kind: next(parts) for kind in copy.slots} for copy in copies]

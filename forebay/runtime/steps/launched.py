@@ -23,6 +23,17 @@ from forebay.runtime.sampling.row_options import Sampling
 
 
 @dataclass(frozen=True, slots=True)
+class CopiedStep:
+    """A step without sequences, whose copies, and slices of encoders, were launched."""
+
+    lost: tuple[int, ...]
+
+    def result(self) -> StepResult:
+        """Return at once: nothing was sampled."""
+        return StepResult(token_ids=[], lost=self.lost)
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchedStep:
     """A step whose sampled tokens are on their way: one of each sequence; or, where `q_lens` are given, one behind each
     of as many tokens, and then how many of those count."""
@@ -36,6 +47,7 @@ class LaunchedStep:
     q_lens: Ids | None = None  # [S]
     vectors: Vectors | None = None
     counted: Mapping[str, int] = field(default_factory=dict)  # by kind of cache the number of totals behind the ids
+    lost: tuple[int, ...] = ()  # as of its result
 
     def result(self) -> StepResult:
         """Wait for the tokens. A sequence with an id that counts and is outside the vocabulary, for whatever reason,
@@ -55,6 +67,7 @@ class LaunchedStep:
             logprobs=self._reported(token_ids),
             prompt_logprobs={scored.chunk.extend: scored.entries() for scored in self.chunks} or None,
             counts=counts,
+            lost=self.lost,
         )
 
     def _in_vocabulary(self, array: npt.NDArray[Any]) -> tuple[list[int], tuple[int, ...]]:
@@ -86,6 +99,7 @@ class LaunchedStep:
             failed=tuple(np.unique(seqs[counted & broken]).tolist()),
             logprobs=None if entries is None else list(compress(entries, counted)),
             counts=counts,
+            lost=self.lost,
         )
 
     def _reported(self, token_ids: list[int]) -> list[TokenLogprob | None] | None:

@@ -17,13 +17,15 @@ from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.scheduler.memory.host_copies import HostCopies
 from forebay.scheduler.memory.pools import Pools
+from forebay.scheduler.memory.tiers import Tiers
 
 
 class Prefixes:
     """The prefix cache and the other kinds of cache, for requests: match and pin before admission, adopt after each
     step."""
 
-    def __init__(self, pools: Pools, *, reuse: bool) -> None:
+    def __init__(self, pools: Pools, tiers: Tiers, *, reuse: bool) -> None:
+        self._tiers = tiers
         self._pools, self._kinds, self._cache, self._page_size = pools, pools.kinds, pools.cache, pools.page_size
         self._reuse = reuse
         # The resumable lengths of a request without a hit, by the kinds that can end one.
@@ -86,6 +88,8 @@ class Prefixes:
                     self._replace(held, start, own, adoption)
             for adopting in self._kinds.adopted:
                 self._pools.deferred.free_holding(adopting.adopted(held, start, end), req.id)
+        if self._tiers.all:
+            self._tiers.store(req, held)
 
     def _replace(self, held: Allocation, start: int, own: Ids, adoption: Adoption) -> None:
         """Let the row use pages that the cache had already, from page `start` on, and free the request's `own`."""

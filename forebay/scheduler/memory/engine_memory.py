@@ -15,17 +15,19 @@ from forebay.scheduler.memory.allocator import Allocator, Prefixes
 from forebay.scheduler.memory.deferred import TransferSlots
 from forebay.scheduler.memory.host_copies import HostCopies
 from forebay.scheduler.memory.pools import Pools
+from forebay.scheduler.memory.tiers import Tiers
 from forebay.scheduler.step_draft import StepDraft
 
 
 class EngineMemory:
-    """The pools, and the parts that work on them: `allocator` for requests, `prefixes` for the prefix cache, and
-    `host_copies` of retracted requests."""
+    """The pools, and the parts that work on them: `allocator` for requests, `prefixes` for the prefix cache with other
+    `tiers` behind it, and `host_copies` of retracted requests."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.pools = Pools(config)
         self.host_copies = HostCopies(config.kinds)
-        self.prefixes = Prefixes(self.pools, reuse=config.radix_cache)
+        self.tiers = Tiers(self.pools, config)
+        self.prefixes = Prefixes(self.pools, self.tiers, reuse=config.radix_cache)
         self.allocator = Allocator(self.pools, self.prefixes, self.host_copies)
 
     def computes_for(self, req: Request) -> bool:
@@ -51,11 +53,13 @@ class EngineMemory:
         ends: Sequence[int],
         num_new: Sequence[int] | None,
         totals: Mapping[str, Ids] | None = None,
+        lost: Sequence[int] = (),
     ) -> None:
         """Record that a step has completed, as all before it, and free what only it could still write.
 
         `ends` are the lengths up to which it computed prompts. `num_new` ends with the number of new tokens of each
-        decode; without it, each decode has one. `totals` are what kinds of cache counted on the device, by kind."""
+        decode; without it, each decode has one. `totals` are what kinds of cache counted on the device, by kind, and
+        `lost` the numbers of fetches from other tiers that failed."""
         pools, num = self.pools, plan.num_extends
         decodes = plan.rows[num:]
         if num:
@@ -69,6 +73,8 @@ class EngineMemory:
                 pools.pictures.committed(plan.step, encode.picture, encode.tile, encode.last_layer)
         if pools.deferred.entries:
             pools.deferred.drain()
+        if plan.host.stores or plan.host.fetches:
+            self.tiers.committed(plan, lost)
         if totals:
             pools.count(totals)
 
@@ -91,6 +97,7 @@ class EngineMemory:
     def _renew_draft(self, void: Sequence[StepPlan], committed: int) -> None:
         """Discard the changes of the steps of `void`, and those drafted since."""
         pools = self.pools
+        self.tiers.start_over()
         drops = self.host_copies.start_over([*(plan.host for plan in void), pools.draft], committed)
         if pools.pictures is not None:
             pools.pictures.start_over(number for plan in void for number in plan.pictures.drops)
@@ -108,8 +115,10 @@ class EngineMemory:
         `void`, all those in flight, do not count.
 
         Slots `in_transfer`, which other engines may access, stay out of use. Host copies of steps up to `committed`
-        stay. With `released`, later misses report that the cache was released."""
+        stay. With `released`, later misses report that the cache was released, and other tiers stay."""
         self._renew_draft(void, committed)
+        if not released:
+            self.tiers.clear()
         self.pools.steps.committed = self.pools.steps.launched
         self.pools.clear(released=released)
         if in_transfer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.pictures import COUNTERS as OF_PICTURES
 from forebay.memory.pictures import Pictures
 from forebay.memory.radix_cache import RadixCache
-from forebay.memory.slots import NO_IDS, Ids, Slots
+from forebay.memory.slots import LOADING, NO_IDS, Holder, Ids, Slots
 from forebay.requests.step_plan import HostCopy
 from forebay.requests.transfers import Span
 from forebay.scheduler.counters import zeros
@@ -51,6 +51,9 @@ class Pools:
         if config.pictures is not None:
             num_tokens = config.num_pages * config.page_size
             self.pictures = Pictures(config.pictures, num_tokens, self.steps, self.cache.tenants, ledger=config.ledger)
+        # The slots of a pool that loads from other tiers write; see `scheduler.memory.tiers`.
+        self.loading: Callable[[Slots], Holder] = lambda slots: Holder(LOADING, NO_IDS)
+        self.num_loading: Mapping[str, int] = {}  # of these, by kind
         self.adapters = Adapters(config.max_loras, self.deferred.free_holding, ledger=config.ledger)
         self.draft = StepDraft(1, self.rows, pictures=self.pictures)
 
@@ -79,10 +82,10 @@ class Pools:
 
     def num_unpromised(self, kind: Kind) -> int:
         """Return the slots of a kind beside those that rows in use were promised. Quarantined slots count as gone, as
-        do those that other engines may access after `clear`. All other deferred slots are part of what their row was
-        promised, which is deferred with them."""
+        do those that loads from other tiers write, and those that other engines may access after `clear`. All other
+        deferred slots are part of what their row was promised, which is deferred with them."""
         num_rows = self.rows.slots.capacity - self.rows.slots.num_free - self.deferred.num_reserved_rows
-        gone = kind.slots.num_quarantined + self.deferred.num_reserved(kind)
+        gone = kind.slots.num_quarantined + self.deferred.num_reserved(kind) + self.num_loading.get(kind.name, 0)
         return kind.slots.capacity - gone - kind.reserve.in_flight - num_rows * kind.reserve.per_row
 
     def opens_page(self, rows: Ids) -> npt.NDArray[np.bool_]:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from forebay.base.errors import InvalidRequest
 from forebay.base.log import event, get_logger
-from forebay.engine.frames import TAGS, WEIGHTS, State
+from forebay.engine.frames import TAGS, WEIGHTS, SaveCache, State
 from forebay.http.answers import json_response
 from forebay.http.route import Access, Forward, Route
 from forebay.scheduler.state import PoolState
@@ -45,6 +45,12 @@ class Done(Occupied):
     success: Literal[True]
 
 
+class Saved(TypedDict):
+    """The answer of /save_cache."""
+
+    success: Literal[True]
+
+
 class Flushed(TypedDict):
     """The answer of /flush_cache: the pools after the prefix cache was emptied."""
 
@@ -72,6 +78,13 @@ async def flush_cache(request: Request, server: ServerContext) -> Response:
     state = await asyncio.wait_for(server.engine.flush_cache(), server.model.stall_timeout_s)
     log.info(event("cache_flushed", id=RequestContext.of(request.scope).request_id))
     return json_response({"success": True, "pools": state.pools})
+
+
+async def save_cache(request: Request, server: ServerContext) -> Response:
+    """Write what is stored of the prefix cache to its files."""
+    await server.engine.link.ask(SaveCache)
+    log.info(event("cache_saved", id=RequestContext.of(request.scope).request_id))
+    return json_response({"success": True})
 
 
 async def release(request: Request, server: ServerContext) -> Response:
@@ -128,6 +141,15 @@ ROUTES: Final[tuple[Route[ServerContext], ...]] = (
         answer=Flushed,
         empties_cache=True,
         text="Drop the prefix cache.",
+        access=Access.ADMIN,
+        forward=Forward.ALL,
+    ),
+    Route(
+        "POST",
+        "/save_cache",
+        save_cache,
+        answer=Saved,
+        text="Write what is stored of the prefix cache to the files in `--prefix-cache-dir`; 409 without a folder.",
         access=Access.ADMIN,
         forward=Forward.ALL,
     ),

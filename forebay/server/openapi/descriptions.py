@@ -155,6 +155,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "logprob": "The natural logarithm of the token's probability.",
     "logprobs": "Whether, or of how many tokens besides the chosen one, log-probabilities are returned; and these.",
     "map": "Who holds each page, of a sample of them.",
+    "tiers": "The cached tokens by where they were: on the device, or in another tier of the prefix cache.",
     "matched_tokens": "By kind of cache, how much of the prompt was there: `kv` found, the others fit to go on from.",
     "max_completion_tokens": "The most tokens of the answer, thinking included.",
     "max_model_len": "The most tokens of one request; null until the engine is up.",

@@ -290,7 +290,13 @@ class Bounds:
 
     def _check_report(self, report: CacheReport, num_tokens: int) -> None:
         _check("resumable", len(report.resumable), 0, MAX_KINDS)
-        for position in (report.cached_tokens, report.kv_tokens, *report.resumable.values()):
+        _check("tiers", len(report.tiers), 0, MAX_KINDS)
+        for position in (
+            report.cached_tokens,
+            report.kv_tokens,
+            *report.resumable.values(),
+            *report.tiers.values(),
+        ):
             _check("cached position", position, 0, num_tokens)
         _check("differs_at", report.differs_at, -1, num_tokens)
         for token_id in (report.token_here, report.token_there):

@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
-from forebay.memory.kinds.kind import AttachedKind, CachedPart, CheckedKind, ResumedKind
+from forebay.memory.kinds.kind import AttachedKind, CachedPart, CheckedKind, Kept, ResumedKind, TieredKind
 from forebay.memory.kinds.state.hybrid_rows import STATE, MambaPool
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Node, Pin
@@ -226,3 +226,37 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
         assert held == self.shares.held, f"tenants have {held} states; booked {self.shares.held}"
         victims = sum(len(rank) for ranks in self._ranks.values() for rank in ranks)
         assert states == victims == len(self._at), "a node that is gone is still a victim"
+
+
+class StateTier(TieredKind):
+    """States in the tiers of the prefix cache: they are copied to the ends of nodes where there is one."""
+
+    name: ClassVar[str] = STATE
+    at_ends: ClassVar[bool] = True
+
+    def __init__(self, cached: CachedStates) -> None:
+        self.in_tree = self._states = cached
+
+    def of_tier(self, num_slots: int, num_pages: int) -> StateTier:
+        return StateTier(CachedStates(MambaPool(num_slots, ledger=self._states.pool.ledger)))
+
+    def kept(self, nodes: Sequence[Node], pages: Ids) -> Kept:
+        ends, slots, end = list[int](), list[int](), 0
+        for node in nodes:
+            end += len(node.pages)
+            if end <= len(pages) and (slot := self._states.slot_of(node)) != NO_SLOT:
+                ends.append(end)
+                slots.append(slot)
+        return Kept(as_ids(ends), as_ids(slots))
+
+    def first_read(self, num_pages: int) -> int:
+        return num_pages
+
+    def lend(self, pages: Ids, slots: Ids) -> None:
+        raise NotImplementedError("a state belongs to the end of a node, not to a page")
+
+    def attach_at(self, pin: Pin, slot: int, owner: int) -> bool:
+        return self._states.attach(pin, slot, pin.num_pages * self._states.tree.page_size, owner)
+
+    def take_back(self, pages: Ids, owner: int) -> None:
+        """Do nothing: no slot belongs to a page."""

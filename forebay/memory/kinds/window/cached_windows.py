@@ -10,9 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.config.engine_config import Ledger
-from forebay.memory.kinds.kind import AttachedKind, CachedPart, CheckedKind, ReplacedKind, ResumedKind
+from forebay.memory.kinds.kind import (
+    AttachedKind,
+    CachedPart,
+    CheckedKind,
+    Kept,
+    ReplacedKind,
+    ResumedKind,
+    TieredKind,
+)
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.radix_node import Node
+from forebay.memory.radix_node import Node, Pin
 from forebay.memory.slots import CACHE, NO_IDS, NO_SLOT, Holder, Ids, Slots
 
 WINDOW: Final = "window"
@@ -211,7 +219,8 @@ class CachedWindows(CachedPart, AttachedKind, ResumedKind, ReplacedKind, Checked
         self._nodes[node.tenant].pop(node, None)
 
     def clear(self) -> None:
-        """Forget all nodes; the caller clears the map."""
+        """Forget all nodes, and free all window pages."""
+        self.map.clear()
         self.num_cached = 0
         self._nodes.clear()
         self.shares.clear()
@@ -225,3 +234,35 @@ class CachedWindows(CachedPart, AttachedKind, ResumedKind, ReplacedKind, Checked
         for node in nodes:
             held[node.tenant] += self.num_kept(node)
         assert held == self.shares.held, f"tenants have {held} windows; booked {self.shares.held}"
+
+
+class WindowTier(TieredKind):
+    """Windows in the tiers of the prefix cache: they are copied with their pages."""
+
+    name: ClassVar[str] = WINDOW
+    at_ends: ClassVar[bool] = False
+
+    def __init__(self, cached: CachedWindows) -> None:
+        self.in_tree, self._map = cached, cached.map
+
+    def of_tier(self, num_slots: int, num_pages: int) -> WindowTier:
+        ours = self._map
+        of_pages = {"page_size": ours.page_size, "window": ours.window}
+        return WindowTier(CachedWindows(WindowMap(num_slots, num_pages, **of_pages, ledger=ours.slots.ledger)))
+
+    def kept(self, nodes: Sequence[Node], pages: Ids) -> Kept:
+        at = np.flatnonzero(self._map.is_there(pages) & (self._map.begins[pages] == 0))
+        return Kept(at + 1, self._map.full_to_window[pages[at]].astype(np.int64))
+
+    def first_read(self, num_pages: int) -> int:
+        return self._map.first_needed(num_pages * self._map.page_size) + 1
+
+    def lend(self, pages: Ids, slots: Ids) -> None:
+        self._map.full_to_window[pages] = slots
+        self._map.begins[pages] = 0
+
+    def attach_at(self, pin: Pin, slot: int, owner: int) -> bool:
+        return False
+
+    def take_back(self, pages: Ids, owner: int) -> None:
+        self.in_tree.slots.return_ids(self._map.detach(pages), owner)

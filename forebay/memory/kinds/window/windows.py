@@ -30,7 +30,7 @@ from forebay.memory.kinds.kind import (
     TransferredKind,
     TrimmedKind,
 )
-from forebay.memory.kinds.window.cached_windows import WINDOW, CachedWindows, WindowMap
+from forebay.memory.kinds.window.cached_windows import WINDOW, CachedWindows, WindowMap, WindowTier
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import Holder, Ids, all_equal
@@ -77,6 +77,7 @@ class Windows(
     ) -> None:
         self.map = WindowMap(num_window_pages, num_pages, page_size=rows.page_size, window=window, ledger=ledger)
         self.in_tree = CachedWindows(self.map)
+        self._in_tiers = WindowTier(self.in_tree)
         self.slots, self.margin, self.reserve = self.map.slots, margin, reserve
         self.start: Ids = np.zeros(rows.slots.num_rows, dtype=np.int64)
         self._counted = np.zeros_like(self.map.locks)  # of `check_locks`, which runs after MemoryError too
@@ -84,7 +85,7 @@ class Windows(
 
     @property
     def parts(self) -> tuple[object, ...]:
-        return self, self.in_tree
+        return self, self.in_tree, self._in_tiers
 
     @property
     def num_cached(self) -> int:  # type: ignore[override]
@@ -180,7 +181,6 @@ class Windows(
             self.map.lock(self._rows.pages(held.row, first, stop))
 
     def clear(self) -> None:
-        self.map.clear()
         self.in_tree.clear()
         self.start[:] = 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -22,13 +23,15 @@ from forebay.text.token_bytes import TokenBytes
 
 
 class CacheUsage(msgspec.Struct, kw_only=True):
-    """The effect of the prefix cache on the request; `matched_tokens` by kind of cache, `kv` first. After `retractions`
+    """The effect of the prefix cache on the request; `matched_tokens` by kind of cache, `kv` first. `tiers` counts
+    the cached tokens by where they were: on the `device`, or in another tier. After `retractions`
     `recomputed_tokens` were computed again. `checkpoints` are the lengths of prompt and answer, in tokens, after which
     a state is kept: a later request of a model with states can resume there."""
 
     cached_tokens: int
     miss_reason: str
     matched_tokens: dict[str, int]
+    tiers: dict[str, int]
     differs: dict[str, Any] | None
     retractions: int
     recomputed_tokens: int
@@ -294,11 +297,18 @@ def cache_usage(
             "kv": sum(report.kv_tokens for report in reports),
             **{kind: sum(report.resumable.get(kind, 0) for report in reports) for kind in first.resumable},
         },
+        tiers=_by_tier(reports),
         differs=_difference(first, table) if first.differs_at >= 0 else None,
         retractions=sum(memory.retractions for memory in memories),
         recomputed_tokens=sum(memory.recomputed_tokens for memory in memories),
         checkpoints=memories[0].checkpoints,
     )
+
+
+def _by_tier(reports: Sequence[CacheReport]) -> dict[str, int]:
+    """Return the cached tokens by tier, the device's first."""
+    behind = sum((Counter(report.tiers) for report in reports), Counter[str]())
+    return {"device": sum(report.cached_tokens for report in reports) - behind.total(), **behind}
 
 
 def _difference(report: CacheReport, table: TokenBytes) -> dict[str, Any]:

@@ -1,0 +1,82 @@
+"""The tiers of the prefix cache behind the device, as an engine is configured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from forebay.base.errors import Conflict
+from forebay.base.log import event, get_logger
+from forebay.base.package import __version__
+from forebay.config.engine_config import EngineConfig
+from forebay.engine.lifecycle.sizing import tier_slots
+from forebay.formats.identity import weights_digest
+from forebay.memory.budget import MemoryBudget
+from forebay.memory.tier import DISK, HOST
+from forebay.ops import Ops
+from forebay.pools.mover import Mover
+from forebay.runtime.host.disk_store import DiskStore
+from forebay.runtime.host.tier_stores import HostStore, TierStore
+from forebay.scheduler.scheduler import Scheduler
+
+NO_FOLDER: Final = "the prefix cache is in memory alone: start with --prefix-cache-dir DIR to keep it in files"
+
+log = get_logger("engine")
+
+
+class EngineTiers:
+    """The stores of the tiers of one engine, made for its runner; `stores` is empty until then."""
+
+    def __init__(self, config: EngineConfig, budget: MemoryBudget, ops: Ops) -> None:
+        self._config, self._ops = config, ops
+        self._slots = tier_slots(config, budget)
+        self.stores: dict[str, TierStore] = {}
+        self._disk: DiskStore | None = None
+
+    def make(self, mover: Mover) -> dict[str, TierStore]:
+        """Make the stores, over the caches of a runner."""
+        options = self._config.tiers
+        if HOST in self._slots:
+            self.stores[HOST] = HostStore(mover, self._slots[HOST], pinned=self._config.device != "cpu")
+        if DISK in self._slots:
+            folder, limit = Path(options.prefix_cache_dir), options.prefix_cache_disk_bytes
+            self._disk = DiskStore(mover, folder, self._identity(mover), limit_bytes=limit)
+            self.stores[DISK] = self._disk
+        return self.stores
+
+    def _identity(self, mover: Mover) -> dict[str, str]:
+        """Return everything that the bits of a cached row depend on, beside tokens and namespace (C31)."""
+        config, draft = self._config, self._config.speculation.draft_model_path
+        return {
+            "version": __version__,
+            "weights": weights_digest(Path(config.model_path)),
+            "draft weights": weights_digest(Path(draft)) if draft else "",
+            "layout": mover.layout,
+            "kernels": self._ops.name,
+            "device": config.device,
+            "dtype": config.types.dtype,
+            "quantization": str(config.quantization),
+            "activation bits": str(self._ops.activation_bits),
+            "exact": str(config.exact),
+            "speculation": str(config.speculation.algorithm),
+        }
+
+    def restore(self, scheduler: Scheduler) -> None:
+        """Let the scheduler find what the files have."""
+        if self._disk is None:
+            return
+        num_tokens = scheduler.memory.tiers.restore(DISK, self._disk.records(), writable=self._disk.writes)
+        log.info(event("prefix_cache_restored", path=self._config.tiers.prefix_cache_dir, tokens=num_tokens))
+
+    def save(self) -> None:
+        """Wait until all that was stored in files is on the disk. Raises Conflict if there are none."""
+        if self._disk is None:
+            raise Conflict(NO_FOLDER, code="no_prefix_cache_dir")
+        if self._disk.failure:
+            raise Conflict(f"the files of the prefix cache: {self._disk.failure}: mend that, and restart", code="disk")
+        self._disk.flush()
+
+    def close(self) -> None:
+        """Write what is queued."""
+        if self._disk is not None:
+            self._disk.close()

@@ -1,0 +1,265 @@
+"""A tier of the prefix cache in files: written behind by a thread, read and checked when a plan asks for rows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+from torch import Tensor
+
+from forebay.base.errors import ConfigError
+from forebay.base.log import event, get_logger
+from forebay.formats import prefix_files
+from forebay.formats.prefix_files import Identity, Record, Segment, Unreadable, Writer
+from forebay.formats.prefix_files import Rows as RowsOfRecord
+from forebay.memory.slots import Ids
+from forebay.pools.mover import Mover, Rows
+from forebay.requests.step_plan import TierCopy
+from forebay.runtime.host.tier_stores import LostRows
+
+_MOST_QUEUED_BYTES: Final = 1 << 30  # of rows that are not written yet; what comes on top is not stored
+_READ_AT_ONCE: Final = 8 << 20  # bytes
+
+log = get_logger("engine")
+
+
+class _Place(NamedTuple):
+    segment: Segment
+    offset: int
+    checksum: int
+
+
+class _Queued(NamedTuple):
+    copy: TierCopy
+    rows: Rows
+    written: torch.cuda.Event | None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for part in self.rows.values())
+
+
+class DiskStore:
+    """Rows by kind of cache and slot, in the segments of a folder.
+
+    If another process writes the folder, or writing has failed, this store only reads. The oldest segments are removed
+    if all have more than `limit_bytes`; their rows are lost.
+    """
+
+    def __init__(self, mover: Mover, folder: Path, identity: Identity, *, limit_bytes: int) -> None:
+        self._mover, self._folder, self._identity, self._limit_bytes = mover, folder, identity, limit_bytes
+        self._places: dict[tuple[str, int], _Place] = {}
+        self._latest: dict[tuple[str, int], int] = {}  # number of the copy that a slot had last
+        self._segments: list[Segment] = []
+        self._queue: deque[_Queued] = deque()
+        self._queued_bytes = 0
+        self._changed = threading.Condition()
+        self._closed = False
+        self.failure = ""
+        self._lock = self._locked()
+        self._writer = Writer(folder, identity) if self.writes else None
+        self._thread = threading.Thread(target=self._run, name="prefix-files", daemon=True)
+        self._thread.start()
+
+    def _locked(self) -> int | None:
+        try:
+            prefix_files.prepare(self._folder)
+            descriptor = prefix_files.lock(self._folder)
+        except (ConfigError, OSError) as error:
+            self._fail("prefix_cache_unusable", str(error))
+            return None
+        if descriptor is None:
+            log.warning(event("prefix_cache_read_only", path=self._folder, reason="another process writes it"))
+        return descriptor
+
+    @property
+    def writes(self) -> bool:
+        """Whether rows are written: the folder is this process's, and no write has failed."""
+        return self._lock is not None and not self.failure
+
+    def _fail(self, what: str, why: str) -> None:
+        self.failure = why
+        log.error(event(what, path=self._folder, reason=why, effect="nothing is stored there until a restart"))
+
+    # -- what is there at the start -----------------------------------------------------------------------------------
+
+    def records(self) -> Iterator[tuple[Record, Callable[[Mapping[str, Ids]], None]]]:
+        """Yield the records of all segments that this engine can use, the oldest first. Each comes with the function to
+        call with the slots that its rows get."""
+        for path in prefix_files.paths(self._folder) if self._lock is not None or not self.failure else ():
+            try:
+                segment, identity, first = prefix_files.open_segment(path)
+            except Unreadable as error:
+                log.warning(event("prefix_segment_ignored", path=path, reason=str(error)))
+                continue
+            self._segments.append(segment)
+            if differs := prefix_files.difference(identity, self._identity):
+                log.warning(event("prefix_segment_ignored", path=path, reason=differs))
+                continue
+            for begin, record in segment.records(first):
+                if all(rows.row_bytes == self._mover.row_bytes.get(kind) for kind, rows in record.kinds.items()):
+                    yield record, self._placer(segment, begin, record)
+
+    def _placer(self, segment: Segment, begin: int, record: Record) -> Callable[[Mapping[str, Ids]], None]:
+        def place(slots: Mapping[str, Ids]) -> None:
+            with self._changed:
+                self._place(segment, begin, record, slots, 0)
+
+        return place
+
+    def _place(self, segment: Segment, begin: int, record: Record, slots: Mapping[str, Ids], copy: int) -> None:
+        """Note where the rows of a record are, but for slots that a later copy than this one has got since."""
+        for kind, number, at, checksum in record.places:
+            slot = kind, int(slots[kind][number])
+            if self._latest.get(slot, 0) == copy:
+                self._places[slot] = _Place(segment, begin + at, checksum)
+
+    # -- storing ------------------------------------------------------------------------------------------------------
+
+    def store(self, copy: TierCopy, rows: Rows) -> None:
+        """Queue rows for the writing thread. They are dropped if too many are queued, or if this process only reads."""
+        written = None
+        if any(part.is_pinned() for part in rows.values()):
+            written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            written.record()
+        queued = _Queued(copy, rows, written)
+        with self._changed:
+            for slot in _slots(copy):
+                self._latest[slot] = copy.number
+                self._places.pop(slot, None)
+            if self.writes and self._queued_bytes + queued.num_bytes <= _MOST_QUEUED_BYTES:
+                self._queue.append(queued)
+                self._queued_bytes += queued.num_bytes
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closed)
+                if not self._queue:
+                    return
+                queued = self._queue[0]
+            if self.writes:
+                self._write(queued)
+            with self._changed:
+                self._queue.popleft()
+                self._queued_bytes -= queued.num_bytes
+                self._changed.notify_all()
+
+    def _write(self, queued: _Queued) -> None:
+        assert self._writer is not None, "this process does not write"
+        copy, rows, written = queued
+        if written is not None:
+            written.synchronize()
+        record = self._with_sums(copy, rows)
+        parts = [_bytes(rows[kind]) for kind in record.kinds]
+        try:
+            before = self._writer.segment
+            segment, begin = self._writer.append(record, parts)
+        except OSError as error:
+            self._fail("prefix_cache_write_failed", error.strerror or str(error))
+            return
+        with self._changed:
+            if segment is not before:
+                self._segments.append(segment)
+                self._make_room()
+            self._place(segment, begin, record, copy.there, copy.number)
+
+    def _with_sums(self, copy: TierCopy, rows: Rows) -> Record:
+        record = msgspec.msgpack.decode(copy.record, type=Record)
+        kinds = {
+            kind: RowsOfRecord(
+                named.ends, self._mover.row_bytes[kind], [xxhash.xxh3_64_intdigest(row) for row in rows[kind].numpy()]
+            )
+            for kind, named in record.kinds.items()
+        }
+        return msgspec.structs.replace(record, kinds=kinds)
+
+    def _make_room(self) -> None:
+        while len(self._segments) > 1 and sum(segment.num_bytes for segment in self._segments) > self._limit_bytes:
+            gone = self._segments.pop(0)
+            with contextlib.suppress(OSError):
+                gone.path.unlink()
+            self._places = {slot: place for slot, place in self._places.items() if place.segment is not gone}
+            os.close(gone.descriptor)
+
+    # -- fetching -----------------------------------------------------------------------------------------------------
+
+    def fetch(self, copy: TierCopy) -> dict[str, Tensor]:
+        """Return the rows of the slots, each compared with its checksum. Waits for rows that are being written."""
+        with self._changed:
+            numbers = {self._latest.get(slot, 0) for slot in _slots(copy)}
+            self._changed.wait_for(lambda: not any(queued.copy.number in numbers for queued in self._queue))
+            try:
+                found = {kind: [self._places[kind, slot] for slot in ids.tolist()] for kind, ids in copy.there.items()}
+            except KeyError as error:
+                raise LostRows("a row was never written, or its segment was removed") from error
+            try:
+                return {kind: self._read(kind, places) for kind, places in found.items()}
+            except Unreadable as error:
+                log.warning(event("prefix_rows_lost", path=self._folder, reason=str(error)))
+                raise LostRows(str(error)) from error
+
+    def _read(self, kind: str, places: list[_Place]) -> Tensor:
+        width = self._mover.row_bytes[kind]
+        rows = torch.empty((len(places), width), dtype=torch.uint8)
+        memory = _bytes(rows)
+        at = 0
+        while at < len(places):
+            segment, offset, _ = places[at]
+            stop = at + 1
+            while (
+                stop < len(places)
+                and places[stop].segment is segment
+                and places[stop].offset == offset + (stop - at) * width
+                and (stop - at) * width < _READ_AT_ONCE
+            ):
+                stop += 1
+            segment.read(offset, (stop - at) * width, memory[at * width : stop * width])
+            at = stop
+        for number, place in enumerate(places):
+            if xxhash.xxh3_64_intdigest(memory[number * width : (number + 1) * width]) != place.checksum:
+                raise Unreadable(f"a row of {kind} in {place.segment.path.name} is damaged: its checksum differs")
+        return rows
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Wait until all that was stored is on the disk. Raises OSError."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._queue)
+            if self._writer is not None and self.writes:
+                self._writer.sync()
+
+    def close(self) -> None:
+        """Write what is queued, and give up the folder."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+        if self._writer is not None:
+            self._writer.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _bytes(rows: Tensor) -> memoryview:
+    """Return the bytes of rows, which may be none."""
+    flat: npt.NDArray[np.uint8] = rows.numpy().reshape(-1)
+    return flat.data
+
+
+def _slots(copy: TierCopy) -> list[tuple[str, int]]:
+    """Return the slots of the tier, by kind of cache."""
+    return [(kind, slot) for kind, ids in copy.there.items() for slot in ids.tolist()]

@@ -1,0 +1,109 @@
+"""The memory of the tiers of the prefix cache behind the device, and the copies that plans ask of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from forebay.memory.slots import Ids
+from forebay.pools.mover import Mover, Places, Rows
+from forebay.requests.step_plan import StepPlan, TierCopy
+
+
+class LostRows(Exception):
+    """Rows of a tier cannot be read, or are not what was written."""
+
+
+class TierStore(Protocol):
+    """The rows of one tier by kind of cache and slot."""
+
+    def store(self, copy: TierCopy, rows: Rows) -> None:
+        """Keep rows in the slots `copy.there`. `rows` belong to the store from then on."""
+
+    def fetch(self, copy: TierCopy) -> Rows:
+        """Return the rows of the slots `copy.there`. Raises LostRows."""
+
+
+class _Arriving(NamedTuple):
+    """Rows that the device may still be writing."""
+
+    rows: Rows
+    there: Mapping[str, Ids]
+    written: torch.cuda.Event | None
+
+
+class HostStore:
+    """A tier in host memory. Of a GPU the memory is pinned, and a store waits for no copy that is under way."""
+
+    def __init__(self, mover: Mover, num_slots: Mapping[str, int], *, pinned: bool = False) -> None:
+        self._rows: dict[str, Tensor] = {
+            kind: torch.empty((num + 1, mover.row_bytes[kind]), dtype=torch.uint8, pin_memory=pinned)
+            for kind, num in num_slots.items()
+        }
+        self._pinned = pinned
+        self._arriving: deque[_Arriving] = deque()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(rows.nbytes for rows in self._rows.values())
+
+    def store(self, copy: TierCopy, rows: Rows) -> None:
+        """Keep rows; those of a GPU are put into their slots once they have arrived."""
+        written = None
+        if self._pinned:
+            written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            written.record()
+        self._arriving.append(_Arriving(rows, copy.there, written))
+        self._settle(wait=False)
+
+    def fetch(self, copy: TierCopy) -> Rows:
+        """Return the rows, after those that have not arrived yet."""
+        self._settle(wait=True)
+        return {kind: self._rows[kind][torch.from_numpy(ids)] for kind, ids in copy.there.items()}
+
+    def _settle(self, *, wait: bool) -> None:
+        """Put rows that have arrived into their slots, in order."""
+        while self._arriving:
+            rows, there, written = self._arriving[0]
+            if written is not None and not written.query():  # type: ignore[no-untyped-call]
+                if not wait:
+                    return
+                written.synchronize()
+            self._arriving.popleft()
+            for kind, ids in there.items():
+                self._rows[kind].numpy()[ids] = rows[kind].numpy()
+
+
+class TierStores:
+    """The stores of all tiers by name. `lost` are the numbers of the fetches that failed, until `take_lost`."""
+
+    def __init__(self, mover: Mover, stores: Mapping[str, TierStore]) -> None:
+        self._mover, self._stores = mover, stores
+        self._lost: list[int] = []
+
+    def store(self, copy: TierCopy, places: Places) -> None:
+        """Copy slots of the device to a tier."""
+        self._stores[copy.tier].store(copy, self._mover.read(places))
+
+    def fetch(self, copy: TierCopy, places: Places) -> None:
+        """Copy rows of a tier to the device, or note that they are lost."""
+        try:
+            rows = self._stores[copy.tier].fetch(copy)
+        except LostRows:
+            self._lost.append(copy.number)
+            return
+        self._mover.write(rows, places)
+
+    def take_lost(self) -> tuple[int, ...]:
+        """Return the numbers of the fetches that failed since the last call."""
+        lost, self._lost = tuple(self._lost), []
+        return lost
+
+    def check(self, plan: StepPlan) -> None:
+        """Raise KeyError for a copy of a tier that does not exist, before anything is done."""
+        for copy in (*plan.host.stores, *plan.host.fetches):
+            self._stores[copy.tier]

@@ -1,0 +1,60 @@
+"""`forebay cache`: the files of a prefix cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from forebay.base.errors import ConfigError, ModelError
+from forebay.cli.cache import run
+from forebay.formats import prefix_files
+from forebay.formats.prefix_files import Record, Rows
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    writer = prefix_files.Writer(tmp_path, {"weights": "abc", "kernels": "native", "dtype": "float32"})
+    rows = [b"one!", b"two!"]
+    kinds = {"kv": Rows([1, 2], 4, [xxhash.xxh3_64_intdigest(row) for row in rows])}
+    writer.append(Record("/n", "", b"\0" * 32, 0, kinds), [memoryview(b"".join(rows))])
+    writer.close()
+    return tmp_path
+
+
+def test_cache_list_names_segments_and_their_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list", str(folder)]) == 0
+    told = capsys.readouterr().out
+    assert "000001.prefixes" in told
+    assert "1 records, prefixes of 8 tokens" in told
+    assert "weights abc, native, float32" in told
+
+
+def test_cache_verify_finds_a_damaged_row_and_a_tail(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", str(folder)]) == 0
+    (path,) = prefix_files.paths(folder)
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + b"?" + b"tail")
+    assert run(["verify", str(folder)]) == 1
+    told = capsys.readouterr().out
+    assert "2 rows, 0 damaged" in told
+    assert "row 1 of kv" in told
+    assert "4 B behind the last whole record" in told
+
+
+def test_cache_rm_removes_segments_unless_a_server_writes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = prefix_files.lock(folder)
+    assert lock is not None
+    with pytest.raises(ModelError, match="stop it first"):
+        run(["rm", str(folder)])
+    prefix_files.os.close(lock)
+    assert run(["rm", str(folder)]) == 0
+    assert "removed 1 files" in capsys.readouterr().out
+    assert not prefix_files.paths(folder)
+
+
+@pytest.mark.parametrize("words", [["fly"], ["list"], ["list", "/there/is/no/such"], []])
+def test_cache_without_an_action_or_a_folder_says_what_to_give(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"use list, verify, rm|is no folder"):
+        run(words)

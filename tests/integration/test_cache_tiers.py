@@ -1,0 +1,94 @@
+"""A prefix that comes back from another tier of the cache gives the tokens of a cold engine, to the bit (C19)."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from forebay.config.engine_config import StateStrategy
+from forebay.requests.sampling_params import SamplingParams
+from tests.integration.rig import Engine, Rig
+from tests.kernels import NATIVE
+from tests.models.adapters import adapted
+from tests.models.tiny import CASE_OF, by_tier, random_ids, shared_tiny
+
+LENGTH = 50
+PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=0)
+TIERED = {"num_tokens": 160, "radix_cache": True, "chunked_prefill_size": 32, "max_running_requests": 2}
+
+
+@cache
+def rig_of(case: str, kv_dtype: torch.dtype | None = None) -> Rig:
+    path = shared_tiny(case).path
+    return Rig(path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=128, kv_dtype=kv_dtype)
+
+
+def engine(rig: Rig, *, host_tokens: int, **changes: Any) -> Engine:
+    return rig.engine(**{**TIERED, "cached_states": 2, **changes}, host_tokens=host_tokens)
+
+
+def evict(tiered: Engine) -> None:
+    """Serve other prompts, until nothing of earlier ones can be on the device."""
+    for seed in range(4):
+        tiered.run([random_ids(60, seed=100 + seed)], PARAMS)
+
+
+def check_tier(rig: Rig, **changes: Any) -> None:
+    prompt = random_ids(LENGTH, seed=1)
+    cold, tiered = (engine(rig, host_tokens=tokens, **changes) for tokens in (0, 1600))
+    (expected,) = cold.run([prompt], PARAMS)
+    longer = prompt + expected.token_ids + random_ids(9, seed=2)
+    (expected_longer,) = engine(rig, host_tokens=0, **changes).run([longer], PARAMS)
+    assert tiered.run([prompt], PARAMS)[0].token_ids == expected.token_ids
+    evict(tiered)
+    (again,) = tiered.run([longer], PARAMS)
+    page_size = tiered.core.scheduler.config.page_size
+    assert again.tiers.get("host", 0) >= LENGTH // page_size * page_size // 2, f"{again.tiers} of {again.cached_tokens}"
+    assert again.token_ids == expected_longer.token_ids
+    assert [each.logprob for each in again.logprobs] == [each.logprob for each in expected_longer.logprobs]
+
+
+@pytest.mark.parametrize("model_type", by_tier(CASE_OF))
+def test_c19_host_tier_every_model_type_gives_the_bits_of_a_cold_engine(model_type: str) -> None:
+    check_tier(rig_of(CASE_OF[model_type]), page_size=4)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(("case", "page_size"), [("llama", 1), ("falcon_h1", 1), ("gpt_oss", 1), ("falcon_h1", 16)])
+def test_c19_host_tier_any_page_size_gives_the_bits_of_a_cold_engine(case: str, page_size: int, depth: int) -> None:
+    check_tier(rig_of(case), page_size=page_size, overlap_depth=depth)
+
+
+@pytest.mark.parametrize("case", ["gpt_oss", "falcon_h1"])
+def test_c19_host_tier_with_8_bit_kv_gives_the_bits_of_a_cold_engine(case: str) -> None:
+    check_tier(rig_of(case, torch.int8), page_size=4)
+
+
+def test_c19_host_tier_with_states_at_any_length_gives_the_bits_of_a_cold_engine() -> None:
+    check_tier(rig_of("falcon_h1"), page_size=1, strategy=StateStrategy.NO_BUFFER)
+
+
+def test_host_tier_takes_the_bytes_that_the_scheduler_counts() -> None:
+    for case in ("falcon_h1", "gpt_oss", "deepseek_v4"):
+        tiered = engine(rig_of(case), host_tokens=1600, page_size=4)
+        stored, mover = tiered.core.scheduler.config, tiered.core._runner.mover
+        assert {kind: mover.row_bytes[kind] for kind in stored.tiers["host"]} == {
+            kind: stored.kinds.slot_bytes[kind] for kind in stored.tiers["host"]
+        }
+
+
+def test_c34_host_tier_serves_no_other_adapter() -> None:
+    paths = {name: adapted("llama", case).folder for name, case in (("first", "mixed"), ("second", "rank-16"))}
+    model = adapted("llama", "mixed").tiny.path
+    rig = Rig(model, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=128, adapters=paths)
+    prompt, names = random_ids(LENGTH, seed=1), ("first", "second", "first")
+    cold = {name: engine(rig, host_tokens=0, page_size=4).run([prompt], PARAMS, adapters=[name])[0] for name in paths}
+    tiered = engine(rig, host_tokens=1600, page_size=4)
+    for name, num_reused in zip(names, (0, 0, (LENGTH - 1) // 4 * 4), strict=True):
+        (result,) = tiered.run([prompt], PARAMS, adapters=[name])
+        assert result.token_ids == cold[name].token_ids
+        assert result.tiers.get("host", 0) == num_reused
+        evict(tiered)

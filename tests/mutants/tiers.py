@@ -1,0 +1,97 @@
+"""Rules of the tiers of the prefix cache behind the device."""
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant
+
+_SEEDS: Final = "simulation/test_cache_tiers.py::test_c19_tiers_random_traffic_gives_the_tokens_of_the_reference[5]"
+_TIERS: Final = "scheduler/memory/tiers.py"
+_ENGINE: Final = "integration/test_cache_tiers.py::"
+_EVERY_TYPE: Final = _ENGINE + "test_c19_host_tier_every_model_type_gives_the_bits_of_a_cold_engine"
+
+TIERS = (
+    Mutant(
+        "C30 a load that failed is not attached",
+        _TIERS,
+        "        if lost or was_dropped:\n",
+        "        if was_dropped:\n",
+        _SEEDS,
+    ),
+    Mutant(
+        "C8 the slots of a store are free again if no step made it",
+        _TIERS,
+        "            store.tier.give_back(store.span)\n",
+        "            pass\n",
+        _SEEDS,
+    ),
+    Mutant(
+        "C8 the slots of a load are free again if no step made it",
+        _TIERS,
+        "            self._unpin(load)\n            self._device.give_back(load.span)\n        self._loads.clear()\n",
+        "            self._unpin(load)\n        self._loads.clear()\n",
+        _SEEDS,
+    ),
+    Mutant(
+        "C19 what is loaded is not evicted from its tier before the step that copies it",
+        "memory/radix_cache.py",
+        "        self._lock(node)\n        num_pages = match.num_tokens // self.page_size\n",
+        "        num_pages = match.num_tokens // self.page_size\n",
+        _SEEDS,
+    ),
+    Mutant(
+        "C19 the device learns which window a loaded page has",
+        _TIERS,
+        "            if len(changed):\n                self._pools.draft.remap(pages[changed])\n",
+        "",
+        _SEEDS,
+    ),
+    Mutant(
+        "C18 a load brings the state behind its prefix",
+        "memory/tier.py",
+        "        lacks &= read | ((ends > has) | part.at_ends if whole else False)\n",
+        "        lacks &= read & ~np.array(part.at_ends) | ((ends > has) | part.at_ends if whole else False)\n",
+        _EVERY_TYPE + "[falcon_h1]",
+    ),
+    Mutant(
+        "C18 a store has the states at all ends where the device's cache keeps one",
+        "memory/kinds/state/cached_states.py",
+        "            if end <= len(pages) and (slot",
+        "            if end < len(pages) and (slot",
+        _EVERY_TYPE + "[falcon_h1]",
+    ),
+    Mutant(
+        "C34 a tier's prefixes are those of one namespace",
+        "memory/tier.py",
+        "        root = self.cache.index.roots.get(prefix.namespace)\n",
+        "        root = next(iter(self.cache.index.roots.values()), None)\n",
+        _SEEDS,
+    ),
+    Mutant(
+        "C19 a step stores before it overwrites",
+        "runtime/steps/inputs.py",
+        "            self.tiers.store(stored, places[id(stored)])\n",
+        "            pass\n",
+        _EVERY_TYPE + "[llama]",
+    ),
+    Mutant(
+        "C27 a request waits for one load after the other, and no longer once one has failed",
+        _TIERS,
+        "        if found is None or req.load_failed or",
+        "        if found is None or",
+        "scheduler/test_tiers.py::test_tiers_load_that_fails_is_not_tried_again",
+    ),
+    Mutant(
+        "C32 a load counts as work of its step",
+        "scheduler/admission.py",
+        "most, left, num_left = most - cost, left - cost, num_left - 1",
+        "most, num_left = most - cost, num_left - 1",
+        "scheduler/test_tiers.py::test_tiers_load_is_cut_into_slices_that_count_as_prompt_tokens",
+    ),
+    Mutant(
+        "C19 a flush empties every tier",
+        "scheduler/scheduler.py",
+        "        self.memory.tiers.clear()\n",
+        "",
+        "scheduler/test_tiers.py::test_tiers_flush_empties_them",
+    ),
+)

@@ -1,0 +1,23 @@
+"""Tiers of the prefix cache behind the device: random traffic, losses and eviction (C8, C18, C19)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.simulation.event_log import Outcome
+from tests.simulation.simulator import run_seed
+
+PER_CHUNK = 20
+BUSY = (5, 6, 33, 56)  # seeds with many loads, some of which are lost
+SLOW = [pytest.param(range(first, first + PER_CHUNK), marks=pytest.mark.slow) for first in range(0, 1000, PER_CHUNK)]
+
+
+@pytest.mark.parametrize("seeds", [BUSY, *SLOW], ids=lambda seeds: str(seeds[0]))
+def test_c19_tiers_random_traffic_gives_the_tokens_of_the_reference(seeds: Sequence[int]) -> None:
+    outcome = sum((run_seed(seed, tiers=True) for seed in seeds), Outcome(seeds=0))
+    assert outcome.seeds == len(seeds)
+    if seeds is BUSY:
+        assert outcome.fetched >= 50
+        assert outcome.lost >= 5
