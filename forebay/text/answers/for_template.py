@@ -57,10 +57,15 @@ def for_template(messages: list[dict[str, Any]], variables: dict[str, Any], foun
         messages = one_call_each(messages)
     if found.wants_whole_tools and "tools" in variables:
         variables["tools"] = list(map(_whole, variables["tools"]))
-    if found.calls.hidden and found.formats.calls == GLM4:
+    return _with_calls(messages, found)
+
+
+def _with_calls(messages: list[dict[str, Any]], found: Findings) -> list[dict[str, Any]]:
+    """Return the messages with calls as the template shows them, or as text if it shows none."""
+    form = found.formats.calls or HERMES
+    if found.calls.hidden and form == GLM4:
         return called_by_metadata(messages)
     numbered = _numbered(messages, call_id_of(found.formats.calls))
-    form = found.formats.calls or HERMES
     return [_as_wanted(message, found.calls, form) if "tool_calls" in message else message for message in numbered]
 
 

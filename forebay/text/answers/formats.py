@@ -90,6 +90,7 @@ _DSML_OUTER: Final = ("function_calls", "tool_calls")  # of V3.2 and of V4
 _SOLAR: Final = ("<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>")
 _SOLAR_LAYOUT: Final = ("<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>")
 _COHERE_LAYOUT: Final = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+CITING: Final = frozenset({"cohere", "command_r"})  # formats of models that mark what a text is taken from
 _K2: Final = (
     "<|tool_calls_section_begin|>",
     "<|tool_call_begin|>",

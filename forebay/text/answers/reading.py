@@ -9,7 +9,7 @@ from typing import Final
 
 from forebay.text.answers.answer import Answer, Tools
 from forebay.text.answers.calls import no_calls
-from forebay.text.answers.cursor import Cursor, Markers, Reading, Sink, json_value, markers_of
+from forebay.text.answers.cursor import Cursor, Markers, Reading, Sink, drop, json_value, markers_of
 from forebay.text.answers.declared.declaration import Declaration, Region
 from forebay.text.answers.declared.reading import Regions
 from forebay.text.answers.declared.trees import beginnings, literal_text
@@ -17,6 +17,7 @@ from forebay.text.answers.formats import (
     CALL_FORMATS,
     CHANNEL_SPELLINGS,
     CHANNELS,
+    CITING,
     DECLARED,
     THINK_TAGS,
     CallFormat,
@@ -29,6 +30,10 @@ _BETWEEN: Final = Markers("<|channel|>", "<|start|>", " to=functions.")
 _MESSAGE: Final = Markers("<|message|>")
 _BODY_END: Final = Markers("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _CHANNEL: Final = re.compile(r"<\|channel\|>\s*(\w+)")
+_CITATION_MARKS: Final = ("<co", "</co")
+_CITATION: Final = re.compile(r"</?co(: ?[\d:,\[\] ]*)?>")  # <co>text</co: 0:[1,2]>
+_MAX_CITATION_CHARS: Final = 256
+_TAG_END: Final = Markers(">")
 _RECIPIENT: Final = re.compile(r"to=functions\.([\w.\-/]+?)(?=[\s<]|$)")
 
 
@@ -109,6 +114,7 @@ class AnswerReader:
         self._calls = form.of_tools(tools) if tools and form is not None else None
         self._think = THINK_TAGS.get(formats.thinking or "")
         self._shows_thinking = formats.thinking is not None
+        self._citations = _CITATION_MARKS if CITING & {formats.calls, formats.thinking} else ()
         self._calls_in_channels = bool(tools) and formats.calls == CHANNELS
         answer = self._answer
         self._kinds: dict[Sink, Kind] = {answer.say: Said, answer.think: Thought, answer.argue: CallArguments}
@@ -172,13 +178,29 @@ class AnswerReader:
             layout, begins = (*layout, *calls.layout), (*calls.begins, *calls.own)
             if calls.may_be_bare and not closes:
                 yield from self._bare(calls)
-        markers = markers_of(*begins, *layout)
+        markers = markers_of(*begins, *layout, *self._citations)
         while marker := (yield from self._cursor.until(markers, self._answer.say)):
+            if marker in self._citations:
+                yield from self._cited(marker)
+                continue
             if calls is None or marker in layout:
                 self._answer.turn()
                 continue
             yield from self._marked(calls, marker)
             self._answer.give_up()
+
+    def _cited(self, marker: str) -> Reading[None]:
+        """Leave out a tag beside a citation, which begins with `marker`. If it is no such tag, the marker is text, and
+        what follows is read again: it may have another marker."""
+        cursor, record = self._cursor, [marker]
+        cursor.record = record
+        yield from cursor.until(_TAG_END, drop, _MAX_CITATION_CHARS)
+        cursor.record = None
+        if _CITATION.fullmatch("".join(record)):
+            self._answer.settled = cursor.taken
+            return
+        cursor.restore("".join(record))
+        self._answer.say(cursor.take(len(marker)))
 
     def _thinking(self, tags: ThinkTags) -> Reading[str]:
         """Return the closing tag if a call ended the thinking instead, else ""."""

@@ -12,6 +12,7 @@ import pytest
 
 from forebay.text.answers.argument_types import is_text
 from forebay.text.answers.cursor import Cursor
+from forebay.text.answers.formats import CITING
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
 from forebay.text.answers.reading import AnswerFormats, reader_for
 from tests.text.answers.spellings import ANSWERS, SPELLINGS, TOOLS, Answer, Spelling
@@ -218,3 +219,29 @@ def test_the_time_it_takes_grows_with_the_text_alone(spelling: Spelling, monkeyp
 @pytest.mark.parametrize("schema", [{"anyOf": 5}, {"oneOf": "x"}, {"enum": 7}, {"type": {}}, {"anyOf": [1, None]}, 5])
 def test_a_tools_schema_that_is_none_says_of_no_argument_that_it_is_text(schema):
     assert not is_text({"properties": {"a": schema}}, "a")
+
+
+CITED = [
+    ("It is <co>20 degrees</co: 0:[0]> in <co>Oslo</co: 0:[0,1],1:[2]>.", "It is 20 degrees in Oslo."),
+    ("It is <co: 0>20 degrees</co: 0>.", "It is 20 degrees."),
+    ("<co>a</co: 0:[0]>\n\n<co>b</co: 1:[]>", "a\n\nb"),
+    ("Use <code>x</code>, <co, <company> or </cool>.", "Use <code>x</code>, <co, <company> or </cool>."),
+    ("Cut off <co>in the tag</co: 0:[", "Cut off in the tag</co: 0:["),
+]
+
+
+@pytest.mark.parametrize("name", sorted(CITING))
+@pytest.mark.parametrize(("text", "said"), CITED)
+def test_tags_beside_citations_are_left_out_at_every_split(name: str, text: str, said: str) -> None:
+    formats = SPELLINGS[name].formats
+    for at in range(len(text) + 1):
+        assert joined(read(formats, [text[:at], text[at:]]))[0].said == said
+    assert joined(read(formats, list(text)))[0].said == said
+    assert joined(read(SPELLINGS["hermes"].formats, [text]))[0].said == text, "a model that cites nothing"
+
+
+def test_call_behind_the_beginning_of_a_citation_is_read() -> None:
+    called = Answer("", "", (("get_weather", '{"city": "Oslo"}'),))
+    text = "No <co " + SPELLINGS["cohere"].spell(called)
+    found, _ = joined(read(SPELLINGS["cohere"].formats, [text]))
+    assert (found.said.strip(), found.calls) == ("No <co", called.calls)
