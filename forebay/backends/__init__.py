@@ -63,6 +63,7 @@ def make_ops(
     memory: WeightMemory | None = None,
     *,
     exact: bool = True,
+    fp8_inputs: bool = False,
 ) -> Ops:
     """Return the kernels of `backend` on `num_threads` threads.
 
@@ -76,4 +77,4 @@ def make_ops(
     chosen = BACKENDS[backend]
     if chosen.device == "cuda":
         require_gpu()
-    return chosen.make(OpsOptions(num_threads, activation_bits, memory, exact))
+    return chosen.make(OpsOptions(num_threads, activation_bits, memory, exact, fp8_inputs))

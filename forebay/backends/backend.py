@@ -32,12 +32,13 @@ class Fit(NamedTuple):
 
 class OpsOptions(NamedTuple):
     """Settings of the kernels of a backend. `memory`: for packed weights; None: torch's. `exact`: a row's bits may not
-    depend on the other rows."""
+    depend on the other rows. `fp8_inputs`: inputs of weights in FP8 are rounded to FP8."""
 
     num_threads: int
     activation_bits: int = 16
     memory: WeightMemory | None = None
     exact: bool = True
+    fp8_inputs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,7 +41,7 @@ def _make_best(options: OpsOptions) -> Ops:
     from forebay.ops.interface import Ops
     from forebay.ops.native.ops import NativeOps
 
-    reasons, (num_threads, bits, memory, _) = [], options
+    reasons, (num_threads, bits, memory, *_) = [], options
     for variant in this_cpu().variants:
         try:
             return NativeOps(library(variant), variant.name, num_threads, bits, memory)
@@ -65,7 +65,7 @@ def _make_variant(name: str, options: OpsOptions) -> Ops:
             f"use {', '.join(['native', *variants, 'torch'])}"
         )
     try:
-        num_threads, bits, memory, _ = options
+        num_threads, bits, memory, *_ = options
         return NativeOps(library(variants[name]), name, num_threads, bits, memory)
     except (BuildError, OSError) as error:
         raise ConfigError(f"the {name} kernels cannot be had: {error}; use native or torch") from error

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # rows. Both are read when CUDA starts. A value that the user has set stays.
 _NO_WORKSPACE: Final = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 
+_FP8_CAPABILITY: Final = (8, 9)  # the first matrix units that multiply FP8
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
@@ -38,13 +39,20 @@ def _make(options: OpsOptions) -> Ops:
         ) from None
     machine = _machine()
     try_compiler(machine)
+    fp8_inputs = options.fp8_inputs
+    if fp8_inputs and (capability := torch.cuda.get_device_capability()) < _FP8_CAPABILITY:
+        raise ConfigError(
+            f"--activation-dtype fp8: {torch.cuda.get_device_name()} has compute capability {capability[0]}."
+            f"{capability[1]}, and FP8 needs {_FP8_CAPABILITY[0]}.{_FP8_CAPABILITY[1]}: leave it out"
+        )
     file = cache_folder("products") / "choices.json"
     if not options.exact:
-        return TritonOps("cuda", options.num_threads, Choices(probe_times, file, f"{machine}, any bits"))
+        choices = Choices(probe_times, file, f"{machine}, any bits")
+        return TritonOps("cuda", options.num_threads, choices, fp8_inputs=fp8_inputs)
     for name, value in _NO_WORKSPACE.items():
         os.environ.setdefault(name, value)
     torch.backends.cuda.preferred_blas_library("cublaslt")
-    return TritonOps("cuda", options.num_threads, Choices(probe, file, machine))
+    return TritonOps("cuda", options.num_threads, Choices(probe, file, machine), fp8_inputs=fp8_inputs)
 
 
 def try_compiler(machine: str, device: str = "cuda") -> None:

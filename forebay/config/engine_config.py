@@ -327,6 +327,13 @@ class Exact(StrEnum):
     OFF = "off"
 
 
+class ActivationDtype(StrEnum):
+    """The type of the inputs of products: that of the model, or FP8 (E4M3) for weights that have it."""
+
+    MODEL = "model"
+    FP8 = "fp8"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TierOptions:
     """Memory of the tiers of the prefix cache behind the device; 0 bytes: no such tier."""
@@ -358,6 +365,7 @@ class EngineConfig:
     scheduling: SchedulingOptions
     kinds: KindOptions
     exact: Exact = Exact.ON
+    activation_dtype: ActivationDtype = ActivationDtype.MODEL
     hisparse: HisparseOptions = NO_HISPARSE
     tiers: TierOptions = NO_TIERS
     adapters: AdapterOptions = NO_ADAPTERS

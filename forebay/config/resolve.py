@@ -18,6 +18,7 @@ from forebay.base.variants import PREBUILT
 from forebay.config import adapters, disaggregation, hisparse, kinds, machine, sampling, speculation, tiers
 from forebay.config.config import Config, ServerConfig, Setting
 from forebay.config.engine_config import (
+    ActivationDtype,
     CacheIsolation,
     CacheTypes,
     DisaggregationMode,
@@ -345,6 +346,8 @@ def _of_device(settled: Settled, asked: Callable[[str], str]) -> Iterator[str]:
         yield f"{asked('kv_cache_dtype')}: on a GPU KV in bfloat16 needs --dtype bfloat16: use {dtype}, int8 or fp8"
     if kv_dtype == "fp8" and device == "cpu":
         yield f"{asked('kv_cache_dtype')}: a CPU's kernels read 8-bit KV as int8, which takes the same memory: use int8"
+    if settled["activation_dtype"] == ActivationDtype.FP8 and device == "cpu":
+        yield f"{asked('activation_dtype')}: a CPU multiplies no FP8: leave it out, or use --activation-bits 8"
     if settled["exact"] == Exact.OFF and device == "cpu":
         yield f"{asked('exact')}: a CPU's kernels have equal bits at no cost: leave it out"
 

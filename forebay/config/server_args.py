@@ -10,7 +10,15 @@ from typing import Final
 from forebay.backends import BACKENDS, kernels_by_description
 from forebay.base.foreign import ABSENT_VALUES, SYNONYMS
 from forebay.config import adapters, disaggregation, hisparse, kinds, media, pictures, sampling, speculation, tiers
-from forebay.config.engine_config import MAX_PAGE_SIZE, CacheIsolation, EvictionPolicy, Exact, Ledger, SchedulePolicy
+from forebay.config.engine_config import (
+    MAX_PAGE_SIZE,
+    ActivationDtype,
+    CacheIsolation,
+    EvictionPolicy,
+    Exact,
+    Ledger,
+    SchedulePolicy,
+)
 from forebay.config.flag import BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag, in_group
 from forebay.families.embedding import POOLINGS
 from forebay.formats.quantization import Quantization
@@ -124,6 +132,13 @@ _MEMORY: Final = in_group(
         "faster for many tokens and changes answers a little: the default where most weights have up to 6 bits",
         low=8,
         high=16,
+    ),
+    Flag(
+        "activation_dtype",
+        TEXT,
+        "fp8: on a GPU round inputs of weights in FP8 to FP8, by groups of 128; it changes answers",
+        choices=tuple(ActivationDtype),
+        default=ActivationDtype.MODEL,
     ),
     Flag(
         "exact",

@@ -16,6 +16,7 @@ from forebay.base.errors import ModelError
 from forebay.formats.small_floats import E2M1, E4M3, E4M3_LARGEST, E8M0_BIAS, E8M0_LARGEST, has_nan
 
 GROUP: Final = 32  # inputs that share a scale, but for formats that say something else
+FP8_GROUP: Final = 128  # inputs of a product that share a scale if they are rounded to FP8
 PANEL: Final = 32  # outputs that are packed together, in one format
 
 # Fewest bits of the embedding and the head: 4-bit checkpoints of all kinds have them in more than the layers, and a
@@ -89,6 +90,11 @@ class CodeFormat:
         if self.levels or self.bits == 8:
             return 128
         return 0 if self.minimums else 1 << self.bits - 1
+
+    @property
+    def multiplies_fp8(self) -> bool:
+        """Whether codes can be multiplied by inputs in FP8: they are FP8, in groups of whole FP8_GROUP inputs."""
+        return self.levels is Levels.E4M3 and not self.factors and self.group % FP8_GROUP == 0
 
     @property
     def factor_bits(self) -> int:

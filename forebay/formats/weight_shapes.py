@@ -74,6 +74,14 @@ class WeightShapes:
         """Whether the file has weights in codes that are held without loss."""
         return any(kind.own is not None for kind in self.counts)
 
+    def multiplies_fp8(self, quantization: Quantization) -> bool:
+        """Return whether weights are held in codes that are multiplied by inputs in FP8."""
+        kinds = (kind for kind in self.counts if kind.own is not None and kind.own.multiplies_fp8)
+        return any(
+            held_format(quantization, kind.own, in_features=kind.in_features, min_bits=kind.min_bits) is kind.own
+            for kind in kinds
+        )
+
     def held_bytes(self, quantization: Quantization, values: ValueBytes) -> int:
         """Return the bytes of all weights."""
         return sum(held.num_bytes for held in self.held(quantization, values))

@@ -65,6 +65,7 @@ class Ops(
         self.activation_bits = activation_bits
         self.name = name
         self.product_choices: Mapping[str, ProductChoice] = {}  # of dense weights, by type and shape
+        self.fp8_inputs = False  # of weights in FP8
         self.fallbacks: dict[str, str] = {}  # by op that torch computes since its kernel does not compile: the reason
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forebay.base.errors import ConfigError
-from forebay.config.engine_config import Exact
+from forebay.config.engine_config import ActivationDtype, Exact
 from forebay.config.gpu import GpuLimits, GpuMemory, limits_for
 from forebay.config.machine import Amount
 from forebay.config.resolve import Survey, resolve
@@ -50,6 +50,14 @@ def test_exact_is_on_by_default_and_off_on_a_gpu_alone() -> None:
     assert resolve({"device": "cuda", "exact": "off"}, survey=H100).engine.exact is Exact.OFF
     with pytest.raises(ConfigError, match=r"--exact \(off\): a CPU's kernels have equal bits at no cost: leave it out"):
         resolve({"exact": "off"}, survey=H100)
+
+
+def test_inputs_in_fp8_are_for_a_gpu_alone() -> None:
+    assert resolve({"device": "cuda"}, survey=H100).engine.activation_dtype is ActivationDtype.MODEL
+    flags = {"device": "cuda", "activation_dtype": "fp8"}
+    assert resolve(flags, survey=H100).engine.activation_dtype is ActivationDtype.FP8
+    with pytest.raises(ConfigError, match=r"--activation-dtype \(fp8\): a CPU multiplies no FP8: leave it out"):
+        resolve({"activation_dtype": "fp8"}, survey=H100)
 
 
 def test_more_requests_than_a_gpu_has_by_default_are_not_all_captured() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import mmap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,10 @@ import torch
 
 from forebay.base.errors import ConfigError
 from forebay.config.resolve import resolve
-from forebay.engine.loop.build import build_engine
+from forebay.engine.loop.build import build_engine, check_fp8
+from forebay.formats.quantization import Quantization
+from forebay.formats.quantized import FP8
+from forebay.formats.weight_shapes import WeightKind, WeightShapes
 from tests.models.tiny import make_tiny, shared_tiny
 
 KINDS = {
@@ -48,6 +52,19 @@ def test_options_that_nobody_knows_are_named_once(tmp_path: Path, caplog: pytest
         build_engine(resolve(settings).engine)
     (line,) = [record.message for record in caplog.records if "unknown_model_options" in record.message]
     assert 'names="use_alibi, warp_factor"' in line
+
+
+def test_inputs_in_fp8_need_weights_that_are_held_in_fp8_by_groups_of_128() -> None:
+    by_row, by_32 = (WeightShapes({WeightKind(replace(FP8, group=group), 4096, 4): 9}) for group in (4096, 32))
+    check_fp8(Quantization.FILE, by_row)
+    for quantization, weights in (
+        (Quantization.NONE, by_row),
+        (Quantization.INT4, by_row),
+        (Quantization.FILE, by_32),
+        (Quantization.FILE, WeightShapes({WeightKind(None, 4096, 4): 9})),
+    ):
+        with pytest.raises(ConfigError, match=r"--activation-dtype fp8: .* no weights are held in FP8 .*leave it out"):
+            check_fp8(quantization, weights)
 
 
 def out_of_torch() -> None:

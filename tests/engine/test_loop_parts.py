@@ -362,13 +362,14 @@ def test_report_says_why_kernels_are_as_they_are(monkeypatch: pytest.MonkeyPatch
     topology = SimpleNamespace(nodes=((0,),))
     monkeypatch.setattr(start_report, "this_cpu", lambda: cpu)
     monkeypatch.setattr(start_report, "this_topology", lambda: topology)
-    plain: Any = SimpleNamespace(activation_bits=0)
+    plain: Any = SimpleNamespace(activation_bits=0, fp8_inputs=False)
     assert start_report._why_kernels(report_config(), plain) == "auto asked, 3 threads; no AMX"
     assert start_report._why_kernels(report_config(device="cuda"), plain) == "auto asked, 3 threads"
     cpu.simulated, topology.nodes = "avx2", ((0,), (1,))
-    rounding: Any = SimpleNamespace(activation_bits=8)
+    rounding: Any = SimpleNamespace(activation_bits=8, fp8_inputs=True)
     assert start_report._why_kernels(report_config(), rounding) == (
         "auto asked, 3 threads on 2 nodes; inputs of codes rounded to 8 bits; "
+        "inputs of weights in FP8 rounded to FP8, by groups of 128; "
         f"{start_report.CPU_VARIABLE}=avx2 simulates this CPU; no AMX"
     )
     assert " on 2 nodes" not in start_report._why_kernels(report_config(device="cuda"), rounding)
@@ -415,7 +416,9 @@ def test_report_of_a_start_is_planned_beside_allocated(monkeypatch: pytest.Monke
     budget: Any = SimpleNamespace(lines=[line], num_bytes={"kv": 8, "state": 0})
     packed: Any = SimpleNamespace(outcome=("hit", "why"))
     fallbacks = {"store_kv": "_store_kv: OutOfResources: shared memory"}
-    ops: Any = SimpleNamespace(name="avx2", activation_bits=0, product_choices={}, fallbacks=fallbacks)
+    ops: Any = SimpleNamespace(
+        name="avx2", activation_bits=0, fp8_inputs=False, product_choices={}, fallbacks=fallbacks
+    )
     its: EngineConfig = report_config()
     rows = start_report.start_report(its, budget, model, runner, ops, (2.0, packed))
     assert [(section, item, value) for section, item, value, _ in rows[:-1]] == [

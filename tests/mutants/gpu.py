@@ -87,6 +87,20 @@ GPU: Final[tuple[Mutant, ...]] = (
         "runtime/test_cuda_graphs.py::test_c15_a_step_of_more_tokens_than_any_graph_has_runs_by_its_python",
     ),
     Mutant(
+        "C31 the sum of FP8 products has a scale for each step, not one of the row's first",
+        _PRODUCTS,
+        "x_scale = tl.load(x_scales_at + start // DEPTH, mask=live, other=0.0)",
+        "x_scale = tl.load(x_scales_at, mask=live, other=0.0)",
+        "ops/test_triton_linear.py::test_fp8_inputs_are_multiplied_as_they_are_rounded",
+    ),
+    Mutant(
+        "C31 codes of inputs have the order of a plane's",
+        _PRODUCTS,
+        "place = at // 16 * 16 + (pair % 4 * 2 + pair // 4) * 2 + at % 2",
+        "place = at",
+        "ops/test_triton_linear.py::test_fp8_inputs_are_multiplied_as_they_are_rounded",
+    ),
+    Mutant(
         "C31 a token's experts are added up in the token's own order",
         "ops/triton/experts.py",
         "row = token * choices + j\n",

@@ -30,6 +30,7 @@ class Code:
     matrix_units: dict[str, int]
     local_bytes: int  # of a thread, in memory instead of registers
     k_orders: list[str]  # in which matrix units take inputs
+    fp8_units: int  # instructions of matrix units that multiply FP8
     variants: int  # of the kernel that were compiled until then
 
 
@@ -71,6 +72,7 @@ def _code(kernel: Any, variants: int, cubin: Path) -> Code:
         matrix_units={unit: ptx.count(unit) for unit in units if unit in ptx},
         local_bytes=sum(int(size) for size in re.findall(r"(?:STACK|LOCAL):(\d+)", shown)),
         variants=variants,
+        fp8_units=len(re.findall(r"(?:mma|wgmma)[\w.:]*\.e4m3\.e4m3", ptx)) + ptx.count("kind::f8f6f4"),
         k_orders=sorted(set(re.findall(r"kWidth = \d+", kernel.asm["ttgir"]))),
     )
 
@@ -83,7 +85,7 @@ class Case:
     call: Callable[[Any], None]
 
 
-def _product(rows: int, form: str | None) -> Case:
+def _product(rows: int, form: str | None, *, fp8_inputs: bool = False) -> Case:
     def call(ops: Any) -> None:
         import torch
 
@@ -96,7 +98,8 @@ def _product(rows: int, form: str | None) -> Case:
             weight = ops.pack_linear(torch.zeros(256, 1024, dtype=torch.bfloat16))
         else:
             weight = ops.pack_quantized(stored(random_codes(forms[form], 256, 1024, seed=0)))
-        own_product(torch.zeros(rows, 1024, dtype=torch.bfloat16), weight, torch.bfloat16)
+        x = torch.zeros(rows, 1024, dtype=torch.bfloat16)
+        own_product(x, weight, torch.bfloat16, fp8_inputs=fp8_inputs)
 
     return Case("_product", call)
 
@@ -213,6 +216,7 @@ CASES: dict[str, Case] = {
     for form in (None, "int4 by 128", "Q4_0", "Q8_0", "MXFP4", "FP8 by 128", "Q4_K", "Q6_K", "NVFP4")
     for rows in (1, 64, 128, 300)
 } | {f"experts, {tokens} tokens": _experts(tokens) for tokens in (1, 900)}
+CASES |= {f"FP8 by FP8, {rows} rows": _product(rows, "FP8 by 128", fp8_inputs=True) for rows in (1, 64, 128, 300)}
 CASES |= {f"{kernel}, {tokens} tokens": _scan(kernel, tokens) for kernel in SCANS for tokens in (1, 300)}
 KV_TYPES = ("bfloat16", "int8", "uint8")
 CASES |= {f"KV in {codes}, {tokens} tokens": _attention(codes, tokens) for codes in KV_TYPES for tokens in (2, 9)}

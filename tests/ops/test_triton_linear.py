@@ -159,3 +159,64 @@ def test_linear_heads_equal_the_reference(device: str, dtype: torch.dtype) -> No
         for ops, where in ((TritonOps(device, 1), device), (Ops(1), "cpu"))
     ]
     assert_close(*results)
+
+
+def rounded_to_fp8(x: torch.Tensor) -> torch.Tensor:
+    """Each 128 inputs of a row as codes of E4M3 and a scale, float64."""
+    groups = x.float().unflatten(1, (-1, 128))
+    scales = groups.abs().amax(dim=-1, keepdim=True) / 448
+    codes = (groups / scales).nan_to_num(nan=0.0).to(torch.float8_e4m3fn)
+    return (codes.double() * scales.double()).flatten(1)
+
+
+@pytest.mark.parametrize("group", [128, 256])
+def test_fp8_inputs_are_multiplied_as_they_are_rounded(device: str, dtype: torch.dtype, group: int) -> None:
+    weight, bias = random_codes(replace(FORMATS["FP8"], group=group), 37, 512, seed=5), normal((37,), torch.float32, 3)
+    ops = TritonOps(device, 1, fp8_inputs=True)
+    packed = ops.pack_quantized(stored(weight), bias)
+    x = normal((5, 512 + 8), dtype, seed=4)[:, :512]
+    x[1, 128:256] = 0
+    found = ops.linear_f32(x.to(device), packed).cpu()
+    expected = rounded_to_fp8(x) @ torch.from_numpy(weight.values()).double().T + bias
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+    exact = TritonOps(device, 1).linear_f32(x.to(device), packed).cpu()
+    assert not torch.equal(found, exact)
+    x[2, 3] = torch.nan
+    assert ops.linear(x.to(device), packed).isnan().all(dim=1).tolist() == [False, False, True, False, False]
+
+
+def test_fp8_inputs_leave_weights_of_other_groups_and_codes_alone(device: str) -> None:
+    x = normal((3, 256), torch.float32, seed=4).to(device)
+    for name in ("FP8", "Q8_0", "Q4_K"):  # groups of 32, and no floats
+        weight = stored(random_codes(FORMATS[name], 40, 256, seed=5))
+        rounding, exact = (TritonOps(device, 1, fp8_inputs=fp8) for fp8 in (True, False))
+        assert_same_bits(
+            rounding.linear(x, rounding.pack_quantized(weight)), exact.linear(x, exact.pack_quantized(weight))
+        )
+
+
+def test_c31_a_row_in_fp8_has_the_same_bits_among_any_number_of_rows(device: str, dtype: torch.dtype) -> None:
+    ops, most = TritonOps(device, 1, fp8_inputs=True), 257
+    packed = ops.pack_quantized(stored(random_codes(FORMATS["FP8 by 128"], 40, 256, seed=5)))
+    x = normal((most, 256), dtype, seed=4).to(device)
+    whole = ops.linear(x, packed)
+    for count in (1, 17, 65, 129):
+        assert_same_bits(ops.linear(x[most - count :], packed), whole[most - count :])
+
+
+def test_experts_in_fp8_are_those_of_rounded_rows(device: str) -> None:
+    ops, x = TritonOps(device, 1, fp8_inputs=True), normal((5, 128), torch.float32, seed=1)
+    form = FORMATS["FP8 by 128"]
+    inner, outer = (
+        [random_codes(form, rows, 128, seed=seed + e) for e in range(3)] for rows, seed in ((256, 1), (128, 9))
+    )
+    ids, weights = torch.tensor([[2, 0], [1, 2], [0, 1], [1, 0], [2, 1]]), torch.rand(5, 2)
+    packed = ops.pack_experts(*([ops.pack_quantized(stored(w)) for w in side] for side in (inner, outer)))
+    found = ops.fused_experts(x.to(device), packed, ids.to(device), weights.to(device)).cpu()
+    for token in range(5):
+        expected = torch.zeros(128, dtype=torch.float64)
+        for e, weight in zip(ids[token].tolist(), weights[token].tolist(), strict=True):
+            hidden = rounded_to_fp8(x[token : token + 1]) @ torch.from_numpy(inner[e].values()).double().T
+            hidden = Ops(1).silu_and_mul(hidden.float())
+            expected += weight * (rounded_to_fp8(hidden) @ torch.from_numpy(outer[e].values()).double().T)[0]
+        torch.testing.assert_close(found[token].double(), expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))

@@ -8,6 +8,7 @@ pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap
 from tests.ops.ptx import CASES, Code, compiled, widths
 
 PRODUCTS = [name for name, case in CASES.items() if case.kernel == "_product" and name != "every tile"]
+IN_BFLOAT16 = [name for name in PRODUCTS if not name.startswith("FP8 by FP8")]
 SOME_PRODUCTS = [
     "dense, 300 rows",
     "int4 by 128, 1 rows",
@@ -17,6 +18,7 @@ SOME_PRODUCTS = [
 ]
 
 KV = [name for name, case in CASES.items() if case.kernel == "_attend"]
+IN_FP8 = [name for name in PRODUCTS if name.startswith("FP8 by FP8")]
 SOME_KV = ["KV in int8, 2 tokens", "KV in int8, 9 tokens"]
 SOME_SCANS = ["_mamba2, 1 tokens", "_delta_rule, 1 tokens"]
 
@@ -27,6 +29,13 @@ def _assert_wide(name: str, code: Code) -> None:
     assert code.loads[16] >= 8, (name, code.loads)
     # Of two levels there are twice as many; of experts the numbers of rows are loaded, too.
     assert narrow <= (12 if "_K" in name or "experts" in name else 4), (name, code.loads)
+
+
+def _assert_in_fp8(code: Code) -> None:
+    """Each instruction of a matrix unit multiplies FP8 by FP8, and codes come in pieces of 16 bytes."""
+    assert code.fp8_units == sum(code.matrix_units.values()) > 0, code
+    assert code.loads[16] >= 8, code
+    assert code.local_bytes == 0, code
 
 
 def _assert_one_order(codes: list[Code]) -> None:
@@ -48,7 +57,8 @@ def test_widths_of_loads_are_those_of_one_thread() -> None:
 
 @pytest.mark.long
 def test_kernels_load_wide_pieces_and_products_fill_matrix_units_without_spills() -> None:
-    found = compiled(90, *SOME_PRODUCTS, *SOME_SCANS, *SOME_KV, "bytewise")
+    found = compiled(90, *SOME_PRODUCTS, *SOME_SCANS, *SOME_KV, IN_FP8[1], "bytewise")
+    _assert_in_fp8(found.pop(IN_FP8[1]))
     _assert_one_order([found.pop(name) for name in SOME_KV])
     with pytest.raises(AssertionError):
         _assert_wide("bytewise", found.pop("bytewise"))
@@ -59,6 +69,13 @@ def test_kernels_load_wide_pieces_and_products_fill_matrix_units_without_spills(
             _assert_wide(name, code)
             assert code.matrix_units.keys() == {"wgmma.mma_async"}, name
         assert code.local_bytes == 0, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [89, 90, 100])
+def test_products_of_fp8_by_fp8_fill_the_units_for_it_in_every_tile(arch: int) -> None:
+    for code in compiled(arch, *IN_FP8).values():
+        _assert_in_fp8(code)
 
 
 @pytest.mark.slow
@@ -77,7 +94,7 @@ def test_a_first_product_compiles_each_tile_ahead_and_others_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 90, 100])
 def test_products_of_every_format_and_tile_fit_a_chip(arch: int) -> None:
-    found = compiled(arch, *PRODUCTS)
+    found = compiled(arch, *IN_BFLOAT16)
     units = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}[arch]
     for name, code in found.items():
         _assert_wide(name, code)

@@ -24,7 +24,14 @@ from forebay.base.log import event, get_logger
 from forebay.base.parts import I32
 from forebay.base.units import human_bytes
 from forebay.config.config import SETTINGS
-from forebay.config.engine_config import EngineConfig, Exact, SchedulerConfig, SpeculationOptions, SpeculativeAlgorithm
+from forebay.config.engine_config import (
+    ActivationDtype,
+    EngineConfig,
+    Exact,
+    SchedulerConfig,
+    SpeculationOptions,
+    SpeculativeAlgorithm,
+)
 from forebay.config.machine import Amount, available_memory
 from forebay.config.pictures import PictureConfig
 from forebay.engine.frames import Ready
@@ -48,6 +55,9 @@ from forebay.engine.loop.roles import Listening, role_of, shared_caches, transfe
 from forebay.engine.loop.start_report import Report, start_report
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
+from forebay.formats.quantization import Quantization
+from forebay.formats.quantized import FP8_GROUP
+from forebay.formats.weight_shapes import WeightShapes
 from forebay.grammar.matching import Grammars
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.memory.budget import MemoryBudget
@@ -98,11 +108,19 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     fault.point("engine.load")
     checkpoint = open_checkpoint(config.model_path, draft_head=(draft_head := config.speculation.by_own_head))
     _name_what_is_not_used(checkpoint, draft_head)
+    if config.activation_dtype is ActivationDtype.FP8:
+        check_fp8(config.quantization, checkpoint.weight_shapes())
     asked, (config, budget) = config, _divided(config, checkpoint.config, draft_head)
     regions = _regions(config)
     memory = WeightMemory(partial(regions.take, Tag.WEIGHTS, large_pages=True))
-    exact = config.exact is Exact.ON
-    ops = make_ops(config.kernels, config.num_threads, config.activation_bits, memory, exact=exact)
+    ops = make_ops(
+        config.kernels,
+        config.num_threads,
+        config.activation_bits,
+        memory,
+        exact=config.exact is Exact.ON,
+        fp8_inputs=config.activation_dtype is ActivationDtype.FP8,
+    )
     with _within_memory(config):
         cache = PackedCache(config, ops, regions)
         weights = EngineWeights(config, checkpoint, ops, cache, num_positions=budget.context_length)
@@ -224,6 +242,15 @@ def _name_what_is_not_used(checkpoint: Checkpoint, draft_head: bool) -> None:
         log.warning(event("unknown_model_options", names=names, effect="ignored: if they change results, not here"))
     if draft_head and checkpoint.num_draft_heads > 1:
         log.info(event("draft_heads", found=checkpoint.num_draft_heads, used=1, effect="the first drafts all tokens"))
+
+
+def check_fp8(quantization: Quantization, weights: WeightShapes) -> None:
+    """Raise ConfigError if no weight is multiplied by inputs in FP8."""
+    if not weights.multiplies_fp8(quantization):
+        raise ConfigError(
+            f"--activation-dtype fp8: with --quantization {quantization} no weights are held in FP8 (E4M3) in groups "
+            f"of whole {FP8_GROUP} inputs: take a checkpoint that has them and --quantization file, or leave it out"
+        )
 
 
 @contextlib.contextmanager

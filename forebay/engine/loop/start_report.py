@@ -63,7 +63,8 @@ def _why_kernels(config: EngineConfig, ops: Ops) -> str:
     where = f" on {nodes} nodes" if nodes > 1 and config.device == "cpu" else ""
     asked = f"{config.kernels} asked, {config.num_threads} threads{where}"
     rounding = f"inputs of codes rounded to {ops.activation_bits} bits" if ops.activation_bits else ""
-    return "; ".join(filter(None, (asked, rounding, simulated, missing)))
+    in_fp8 = "inputs of weights in FP8 rounded to FP8, by groups of 128" if ops.fp8_inputs else ""
+    return "; ".join(filter(None, (asked, rounding, in_fp8, simulated, missing)))
 
 
 def _of_products(ops: Ops) -> Report:

@@ -18,7 +18,7 @@ from forebay.ops.linear import LinearWeight
 from forebay.ops.reference.experts import ExpertActivation, ExpertOps, Experts, HeadWeights
 from forebay.ops.triton.launch import kernel
 from forebay.ops.triton.linear import TritonLinearWeight
-from forebay.ops.triton.products import Runs, chip_of, num_blocks, product, tile_of
+from forebay.ops.triton.products import Runs, chip_of, in_fp8, num_blocks, product, tile_of
 
 _BLOCK: Final = 1024  # entries that one program takes at a time: of a row's sum, of the ids of all choices
 
@@ -91,12 +91,20 @@ def _order(ids, starts, owners, order, num_rows, ROWS: tl.constexpr, BLOCK_BY_RO
             place += tl.sum(here.to(tl.int32), 0)
 
 
-def _runs(topk_ids: Tensor, experts: TritonExperts, x: Tensor) -> Runs:
+def _runs(topk_ids: Tensor, experts: TritonExperts, x: Tensor, *, fp8_inputs: bool) -> Runs:
     """The rows that tokens gave to experts, with the tokens as rows of x and the choices as rows of the result."""
     num_rows, num_groups = topk_ids.numel(), experts.num_experts
     forms = {experts.gate_up[0].form, experts.down[0].form}
     # How many rows an expert has is known on the device alone: their mean decides.
-    block_rows = min(tile_of(num_rows // num_groups, x.dtype, form, chip_of(x.device)).rows for form in forms)
+    block_rows = min(
+        tile_of(
+            num_rows // num_groups,
+            torch.uint8 if fp8_inputs and form is not None and form.multiplies_fp8 else x.dtype,
+            form,
+            chip_of(x.device),
+        ).rows
+        for form in forms
+    )
     sizes = num_groups + 1, num_blocks(num_rows, num_groups, block_rows), num_rows
     starts, owners, order = (torch.empty(size, dtype=torch.int32, device=x.device) for size in sizes)
     _order[(num_groups,)](
@@ -114,6 +122,12 @@ def _runs(topk_ids: Tensor, experts: TritonExperts, x: Tensor) -> Runs:
 
 class TritonExpertOps(ExpertOps):
     """See `ExpertOps`. What decides for a token's experts is the reference's own torch."""
+
+    fp8_inputs: bool
+
+    def _inputs(self, x: Tensor, w: TritonLinearWeight) -> tuple[Tensor, Tensor | None]:
+        """Rows as a weight multiplies them, and their scales in FP8."""
+        return in_fp8(x) if self.fp8_inputs and w.form is not None and w.form.multiplies_fp8 else (x, None)
 
     def pack_experts(
         self,
@@ -137,11 +151,13 @@ class TritonExpertOps(ExpertOps):
             return out
         choices, n = topk_ids.shape[1], x.shape[1]
         num_rows, inner, outer = len(x) * choices, experts.gate_up[0], experts.down[0]
-        runs = _runs(topk_ids, experts, x)
+        runs = _runs(topk_ids, experts, x, fp8_inputs=self.fp8_inputs)
         hidden = torch.empty(num_rows, inner.out_features, dtype=x.dtype, device=x.device)
-        product(x, hidden, experts.gate_up_at, inner, num_rows, replace(runs, out_rows=None))
+        rows, scales = self._inputs(x, inner)
+        product(rows, hidden, experts.gate_up_at, inner, num_rows, replace(runs, out_rows=None), scales)
         per_choice = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
-        product(experts.activate(hidden), per_choice, experts.down_at, outer, num_rows, replace(runs, x_rows=None))
+        rows, scales = self._inputs(experts.activate(hidden), outer)
+        product(rows, per_choice, experts.down_at, outer, num_rows, replace(runs, x_rows=None), scales)
         _sum_choices[(len(x), triton.cdiv(n, _BLOCK))](per_choice, topk_weights, out, choices, n, BLOCK=_BLOCK)
         return out
 

@@ -22,7 +22,7 @@ from forebay.formats.quantized import LEVELS, CodeFormat, GroupQuantized, Levels
 from forebay.formats.small_floats import E4M3, E8M0_BIAS
 from forebay.ops.linear import LinearOps, LinearWeight
 from forebay.ops.triton.choices import FEW_ROWS, PROBED_ROWS, Choice, Choices, Product, choose, fastest
-from forebay.ops.triton.products import LOW_BITS, product
+from forebay.ops.triton.products import LOW_BITS, in_fp8, product
 
 _PROBE_BYTES: Final = 256 << 20  # that a product of so many rows may take
 _TIMED_CALLS: Final = 9
@@ -83,9 +83,10 @@ class TritonLinear(LinearOps):
     Weights in codes are multiplied by x as it is, not by x in codes as on a CPU: a GPU waits for the weights.
     """
 
-    def __init__(self, device: torch.device, choices: Choices | None = None) -> None:
-        """Without `choices` torch computes dense products, whatever their bits."""
-        self._device, self._choices = device, choices
+    def __init__(self, device: torch.device, choices: Choices | None = None, *, fp8_inputs: bool = False) -> None:
+        """Without `choices` torch computes dense products, whatever their bits. `fp8_inputs`: inputs of weights in FP8
+        are rounded to FP8."""
+        self._device, self._choices, self.fp8_inputs = device, choices, fp8_inputs
 
     def pack_linear(
         self, weight: Tensor, bias: Tensor | None = None, *, inputs: torch.dtype | None = None
@@ -129,14 +130,14 @@ class TritonLinear(LinearOps):
         assert isinstance(w, TritonLinearWeight), type(w)
         if w.form is None and len(x) > w.own_rows:
             return F.linear(x, w.values, w.bias)
-        return own_product(x, w, x.dtype)
+        return own_product(x, w, x.dtype, fp8_inputs=self.fp8_inputs)
 
     def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
         if isinstance(w, TritonParts):
             return torch.cat([self.linear_f32(x, part) for part in w.parts], dim=1)
         assert isinstance(w, TritonLinearWeight), type(w)
         if w.form is not None or len(x) <= w.own_rows:
-            return own_product(x, w, torch.float32)
+            return own_product(x, w, torch.float32, fp8_inputs=self.fp8_inputs)
         sums = _sums(x, w.values)
         return sums if w.bias is None else sums.add_(w.bias)
 
@@ -261,8 +262,9 @@ def _sums(x: Tensor, values: Tensor) -> Tensor:
     return torch.mm(x, values.t(), out_dtype=torch.float32)
 
 
-def own_product(x: Tensor, w: TritonLinearWeight, dtype: torch.dtype) -> Tensor:
-    """x @ weight.T + bias by these ops' kernel, in `dtype`."""
+def own_product(x: Tensor, w: TritonLinearWeight, dtype: torch.dtype, *, fp8_inputs: bool = False) -> Tensor:
+    """x @ weight.T + bias by these ops' kernel, in `dtype`; x is rounded to FP8 first if it may be."""
     out = torch.empty(len(x), w.out_features, dtype=dtype, device=x.device)
-    product(x, out, w.addresses, w, len(x), None)
+    rows, scales = in_fp8(x) if fp8_inputs and w.form is not None and w.form.multiplies_fp8 else (x, None)
+    product(rows, out, w.addresses, w, len(x), None, scales)
     return out

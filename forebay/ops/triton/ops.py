@@ -35,8 +35,15 @@ class TritonOps(
     """For tensors on `device`. What no class before `Ops` has is the reference's own torch, which waits for the
     GPU nowhere either."""
 
-    def __init__(self, device: torch.device | str, num_threads: int, choices: Choices | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device | str,
+        num_threads: int,
+        choices: Choices | None = None,
+        *,
+        fp8_inputs: bool = False,
+    ) -> None:
         Ops.__init__(self, num_threads, name="triton")
-        TritonLinear.__init__(self, torch.device(device), choices)
+        TritonLinear.__init__(self, torch.device(device), choices, fp8_inputs=fp8_inputs)
         self.product_choices = {} if choices is None else choices.found
         fall_back(self, self.fallbacks)

@@ -20,9 +20,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
-from forebay.formats.quantized import GROUP, CodeFormat
-from forebay.ops.triton.codes import fields, load_numbers, numbers, steps
-from forebay.ops.triton.common import INTERPRETED, dot_add
+from forebay.formats.quantized import FP8_GROUP, GROUP, CodeFormat
+from forebay.ops.triton.codes import as_floats, fields, floats, load_numbers, numbers, steps
+from forebay.ops.triton.common import INTERPRETED, dot, dot_add
 from forebay.ops.triton.launch import kernel
 
 LOW_BITS: Final = {2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 8: 8, 16: 16}  # by the bits of a code: of its first plane
@@ -40,9 +40,28 @@ def _place(tile, row_blocks, col_blocks):
 
 
 @kernel
+@triton.jit(do_not_specialize=["num_rows"])
+def _in_fp8(x, codes, scales, num_rows, x_stride, k, ROWS: tl.constexpr, DEPTH: tl.constexpr):
+    """Codes of DEPTH inputs of each row, whose largest has the largest code, in the order of a plane's bytes."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    live = row < num_rows
+    at = (tl.program_id(1) * DEPTH + tl.arange(0, DEPTH))[None, :]
+    values = tl.load(x + row[:, None] * x_stride + at, mask=live[:, None], other=0.0).to(tl.float32)
+    broken = tl.max((values != values).to(tl.int32), 1) > 0  # which the maximum passes over
+    scale = tl.where(broken, float("nan"), tl.max(tl.abs(values), 1) / 448.0)
+    numbers = tl.where(scale > 0.0, 1.0, 0.0)[:, None] * values / tl.where(scale > 0.0, scale, 1.0)[:, None]
+    numbers = tl.minimum(tl.maximum(tl.where(numbers == numbers, numbers, 0.0), -448.0), 448.0)
+    pair = at % 16 // 2
+    place = at // 16 * 16 + (pair % 4 * 2 + pair // 4) * 2 + at % 2
+    tl.store(codes + row[:, None] * k + place, as_floats(numbers), mask=live[:, None])
+    tl.store(scales + row * (k // DEPTH) + tl.program_id(1), scale, mask=live)
+
+
+@kernel
 @triton.jit(do_not_specialize=["num_rows", "x_shares", "row_blocks"])
 def _product(
     x,
+    x_scales,
     x_rows,
     out,
     out_rows,
@@ -71,6 +90,7 @@ def _product(
     HAS_OUT_ROWS: tl.constexpr,
     HAS_MINIMUMS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    IN_FP8: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -78,8 +98,10 @@ def _product(
     """out[i] = x[i] @ weight.T + bias, rows starts[g]..starts[g + 1] with the weight at addresses[g].
 
     Row i is row x_rows[i] // x_shares of x and row out_rows[i] of `out` if these are given. owners[block] is the group
-    of a block of rows, as `Runs` says. The planes of codes have rows of
-    `low_pitch` and `high_pitch` words.
+    of a block of rows, as `Runs` says. The planes of codes have rows of `low_pitch` and `high_pitch` words.
+
+    IN_FP8: x are codes as of `_in_fp8`, with `x_scales` for each DEPTH inputs. A matrix unit multiplies codes by codes;
+    the sum of DEPTH inputs is multiplied by both scales, and added in float32.
     """
     block, col_block = _place(tl.program_id(0), row_blocks, tl.cdiv(n, COLS))
     group = block * 0
@@ -120,6 +142,25 @@ def _product(
             values = tl.load(x_at + at, mask=live[:, None] & (at < k), other=0.0)
             tile = tl.load(weight + at, mask=live_col[:, None] & (at < k), other=0.0)
             acc = dot_add(tile, tl.trans(values), acc)
+    elif IN_FP8:
+        # Loaded as FP8, codes need no instruction on their way from shared memory to a matrix unit.
+        code_type = tl.uint8 if INTERPRETED else tl.float8e4nv
+        weight = tl.multiple_of(tl.load(here).to(tl.pointer_type(code_type)), 16) + col_at * k
+        codes_at = x.to(tl.pointer_type(code_type), bitcast=True) + source[:, None] * x_stride
+        scales_at = tl.multiple_of(tl.load(here + 1).to(tl.pointer_type(tl.float32)), 16) + col
+        x_scales_at = x_scales + source * (k // DEPTH)
+        for start in range(0, k, DEPTH):
+            at = (start + inner)[None, :]
+            values = tl.load(codes_at + at, mask=live[:, None], other=0.0)
+            tile = tl.load(weight + at, mask=live_col[:, None], other=0.0)
+            x_scale = tl.load(x_scales_at + start // DEPTH, mask=live, other=0.0)
+            scale = tl.load(scales_at + start // SPAN * n, mask=live_col, other=0.0)
+            if INTERPRETED:
+                part = dot(floats(tile), floats(tl.trans(values)))
+            else:
+                part = tl.dot(tile, tl.trans(values))
+            # One rounding in every tile: a compiler may join a product and a sum, or not.
+            acc = tl.fma(part, scale[:, None] * x_scale[None, :], acc)
     else:
         scale_type = tl.float16 if SCALES == 0 else tl.uint8 if SCALES == 1 else tl.float32
         low_at = (
@@ -195,6 +236,8 @@ class Chip:
 # such a kernel on an H100 up to so many rows, and 256 x 128 beyond. With codes no tile is measured.
 _TILES: Final = (Tile(16, 64, 4), Tile(64, 64, 4), Tile(128, 128, 8), Tile(256, 128, 8))
 _NARROW: Final = (Tile(16, 32, 4), Tile(64, 64, 4))  # in float32, which no matrix unit multiplies exactly
+# With sums of one step beside those of all, both in registers.
+_IN_FP8: Final = (Tile(16, 64, 4), Tile(64, 64, 4), Tile(128, 64, 4))
 # Before sm_90 a program holds its operands in registers: larger tiles do not fit.
 _MOST_ROWS: Final = {"dense": 128, "codes": 64}
 _STAGES: Final = 4  # steps whose loads are under way together, at most
@@ -202,7 +245,9 @@ _MEMORY_LEFT: Final = 16 << 10  # of a program's shared memory, for what else th
 
 
 def tiles_of(dtype: torch.dtype, form: CodeFormat | None, chip: Chip) -> tuple[Tile, ...]:
-    """The tiles for rows in `dtype`, the smallest first."""
+    """The tiles for rows in `dtype`, uint8 for FP8, the smallest first."""
+    if dtype == torch.uint8:
+        return _IN_FP8
     if dtype == torch.float32:
         return _NARROW
     most = _TILES[-1].rows if chip.wide else _MOST_ROWS["dense" if form is None else "codes"]
@@ -281,24 +326,52 @@ def num_blocks(num_rows: int, num_groups: int, block_rows: int) -> int:
     return num_rows if num_rows <= num_groups else num_rows // block_rows + num_groups
 
 
-def product(x: Tensor, out: Tensor, addresses: Tensor, like: ProductWeight, num_rows: int, runs: Runs | None) -> None:
+_FP8_ROWS: Final = 8  # that a program rounds
+
+
+def in_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [T, K], K a multiple of FP8_GROUP -> its codes [T, K] uint8, in the order of a plane, and scales float32."""
+    rows, k = x.shape
+    codes = torch.empty(rows, k, dtype=torch.uint8, device=x.device)
+    scales = torch.empty(rows, k // FP8_GROUP, dtype=torch.float32, device=x.device)
+    grid = triton.cdiv(rows, _FP8_ROWS), k // FP8_GROUP
+    _in_fp8[grid](x, codes, scales, rows, x.stride(0), k, ROWS=_FP8_ROWS, DEPTH=FP8_GROUP)
+    return codes, scales
+
+
+def product(
+    x: Tensor,
+    out: Tensor,
+    addresses: Tensor,
+    like: ProductWeight,
+    num_rows: int,
+    runs: Runs | None,
+    x_scales: Tensor | None = None,
+) -> None:
     """out[i] = x[i] @ weight.T + bias for `num_rows` rows, on the weights at `addresses` [G, 7]; `runs` None: on one.
 
-    `like` is any of the weights.
+    `like` is any of the weights. With `x_scales` x are codes of FP8.
     """
     form, chip = like.form, chip_of(x.device)
     tile = tile_of(num_rows if runs is None else runs.block_rows, x.dtype, form, chip)
     row_blocks = triton.cdiv(num_rows, tile.rows) if runs is None else len(runs.owners)
     if x.is_cuda:
-        compile_tiles(x, out, addresses, like, runs)
-    args, options = _arguments(x, out, addresses, like, (num_rows, row_blocks), runs, tile)
+        compile_tiles(x, out, addresses, like, runs, x_scales)
+    args, options = _arguments(x, out, addresses, like, (num_rows, row_blocks), runs, tile, x_scales)
     _product[(row_blocks * triton.cdiv(like.out_features, tile.cols),)](*args, **options)
 
 
 _COMPILED: Final[set[Hashable]] = set()
 
 
-def compile_tiles(x: Tensor, out: Tensor, addresses: Tensor, like: ProductWeight, runs: Runs | None) -> None:
+def compile_tiles(
+    x: Tensor,
+    out: Tensor,
+    addresses: Tensor,
+    like: ProductWeight,
+    runs: Runs | None,
+    x_scales: Tensor | None = None,
+) -> None:
     """Compile the kernel for every tile of such a weight, once: a first prompt then waits for no compiler."""
     sizes = x.stride(0), like.out_features, like.in_features
     parts = runs is None, runs is not None and runs.x_rows is None, like.minimums is None, like.bias is None
@@ -307,7 +380,7 @@ def compile_tiles(x: Tensor, out: Tensor, addresses: Tensor, like: ProductWeight
         return
     _COMPILED.add(key)
     for tile in tiles_of(x.dtype, like.form, chip_of(x.device)):
-        args, options = _arguments(x, out, addresses, like, (1 << 30, 1), runs, tile)
+        args, options = _arguments(x, out, addresses, like, (1 << 30, 1), runs, tile, x_scales)
         _product.compile(*args, **options)
 
 
@@ -319,6 +392,7 @@ def _arguments(
     counts: tuple[int, int],
     runs: Runs | None,
     tile: Tile,
+    x_scales: Tensor | None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The kernel's arguments for a tile, and its constants; `counts` are the rows and the blocks of rows."""
     form, chip = like.form, chip_of(x.device)
@@ -328,6 +402,7 @@ def _arguments(
     group = GROUP if form is None else form.group
     args = (
         x,
+        x_scales,
         None if runs is None else runs.x_rows,
         out,
         None if runs is None else runs.out_rows,
@@ -358,6 +433,7 @@ def _arguments(
         "HAS_OUT_ROWS": runs is not None and runs.out_rows is not None,
         "HAS_MINIMUMS": like.minimums is not None,
         "HAS_BIAS": like.bias is not None,
+        "IN_FP8": x_scales is not None,
         "ROWS": tile.rows,
         "COLS": tile.cols,
         "DEPTH": depth,

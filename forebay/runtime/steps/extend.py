@@ -197,9 +197,8 @@ def _captured(forward: Forward, max_num_tokens: int, backend: GraphBackend) -> G
     inputs = ExtendInputs(
         tokens(sizes[-1], device=device), Sequences(rows.num_rows, device=device), KindTokens(sizes[-1], device=device)
     )
-    patience = _PATIENCE if quickly else 0
-    writes = [(rows, "kv_lens")]
-    return GraphRunner(ExtendStep(forward), inputs, writes=writes, sizes=sizes, backend=backend, patience=patience)
+    step, patience = ExtendStep(forward), _PATIENCE if quickly else 0
+    return GraphRunner(step, inputs, writes=[(rows, "kv_lens")], sizes=sizes, backend=backend, patience=patience)
 
 
 def token_counts(most: int, *, quickly: bool) -> list[int]:
