@@ -9,6 +9,7 @@ Triton's kernels and vendored scripts are not measured.
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -195,6 +196,7 @@ def _imports(tree: ast.Module, trees: Mapping[str, ast.Module]) -> Iterator[tupl
 
 
 def main(words: list[str]) -> int:
+    gc.disable()  # nothing is garbage, and the collector takes three quarters of the time to parse
     texts = files()
     trees = parsed(texts)
     if "--limits" in words:

@@ -186,7 +186,7 @@ def may_only_fall(found: list[tuple[str, str]], known: dict[str, int]) -> None:
 def few_are_vague(texts: list[tuple[str, str, str]], known: dict[str, int]) -> None:
     """Check (folder, place, text): at most `MOST_VAGUE` of a folder's texts are vague, or as many as `known` has."""
     totals = Counter(folder for folder, _, _ in texts)
-    found = [(folder, f"{place} {vague_words(text)}") for folder, place, text in texts if vague_words(text)]
+    found = [(folder, f"{place} {vague}") for folder, place, text in texts if (vague := vague_words(text))]
     counts = Counter(folder for folder, _ in found)
     for folder, total in totals.items():
         names = [name for place, name in found if place == folder]

@@ -84,7 +84,7 @@ def wanted(request_id: int, prompt: list[int]) -> AddRequest:
     return AddRequest(request_id=request_id, prompt_token_ids=prompt, params=params)
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("case", by_tier(ONE_OF_EACH))
 def test_c25_tokens_are_the_same_after_a_sleep_of_any_tags_and_those_of_new_weights_after_an_update(
     case: str, tmp_path: Path

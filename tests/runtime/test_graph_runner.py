@@ -78,17 +78,17 @@ def test_a_replay_equals_the_step_run_bare_for_every_batch_and_kind_of_step(kind
 @pytest.mark.long
 @pytest.mark.quick(1)
 @torch.inference_mode()
-def test_nothing_drifts_in_five_thousand_steps_of_random_batches(graph_ops, device):
+def test_nothing_drifts_in_a_thousand_steps_of_random_batches(graph_ops, device):
     """C14: row 0 and slot 0 hold what one padded step leaves there, live rows what they hold without padding."""
     graphed, bare = (Engine(graph_ops, torch.float32, 1, device=device) for _ in range(2))
     runner, _ = runner_of(graphed, device, graphs_for(graph_ops, device, Regions(device)))
     generator = torch.Generator().manual_seed(5)
     n = 4
-    for step in range(5000):
+    for step in range(1000):
         n = min(SIZES[-1], max(1, n + int(torch.randint(-2, 3, (1,), generator=generator))))
         values = random_values(generator, n, 1, device)
         outputs = runner.run(values, n)
-        if step % 50 == 0 or step == 4999:
+        if step % 50 == 0 or step == 999:
             # Tables of the bare run follow the graphed one: what is compared is one step, then the padding rows.
             assert outputs.finite.all()
             assert graphed.rows.lengths[0] <= SIZES[-1]
