@@ -143,7 +143,7 @@ def _markdown(outcomes: Sequence[Outcome], verification: Verification, command: 
         f"{outcome.findings.num_tokens} | {outcome.seconds:.1f} |"
         for outcome in outcomes
     ]
-    told = [
+    differences = [
         f"- {outcome.name}: {_difference_text(one, verification)}"
         for outcome in outcomes
         for one in outcome.findings.differences
@@ -162,6 +162,6 @@ def _markdown(outcomes: Sequence[Outcome], verification: Verification, command: 
             "|---|---|---|---|---|---|",
             *rows,
             "",
-            *told,
+            *differences,
         ]
     )

@@ -293,7 +293,7 @@ class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):
         token_ids: list[int] = []
         counts: list[int] = []
         others: list[Update] = []
-        told = set()  # requests in `others`
+        with_others = set()  # requests in `others`
         for update in updates:
             only_tokens = (
                 update.token_ids
@@ -302,13 +302,13 @@ class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):
                 and update.logprobs is None
                 and update.prompt_logprobs is None
             )
-            if only_tokens and update.request_id not in told:
+            if only_tokens and update.request_id not in with_others:
                 request_ids.append(update.request_id)
                 token_ids += update.token_ids
                 counts.append(len(update.token_ids))
             else:
                 others.append(update)
-                told.add(update.request_id)
+                with_others.add(update.request_id)
         return cls(others, request_ids, token_ids, counts if len(token_ids) > len(counts) else [])
 
     def tokens(self) -> Iterator[tuple[int, list[int]]]:

@@ -87,7 +87,7 @@ class EncodingRows:
 
     def __iter__(self) -> Iterator[Encoding]:
         """Iterate over the encodings that have blocks."""
-        return (its for own in self._of.values() for its in own.values())
+        return (encoding for own in self._of.values() for encoding in own.values())
 
     def num_blocks(self, num_tokens: int) -> int:
         """Return the number of blocks for as many tokens of one picture."""
@@ -99,22 +99,26 @@ class EncodingRows:
         Returns the encodings that lost theirs; none of `in_use` does. Returns None, and changes nothing, if too few
         blocks are left beside those of `in_use`.
         """
-        missing = [its for its in encodings if not len(its.blocks)]
-        needed = sum(self.num_blocks(its.num_tokens) for its in missing)
+        missing = [encoding for encoding in encodings if not len(encoding.blocks)]
+        needed = sum(self.num_blocks(encoding.num_tokens) for encoding in missing)
         kept = {*in_use, *encodings}
-        evictable = sum(len(its.blocks) for its in self if its not in kept) if needed > self.slots.num_free else 0
+        evictable = (
+            sum(len(encoding.blocks) for encoding in self if encoding not in kept)
+            if needed > self.slots.num_free
+            else 0
+        )
         if needed > self.slots.num_free + evictable:
             return None
-        for its in encodings:
-            if len(its.blocks):
-                self._discharge(its)
-                self._charge(its, tenant)
+        for encoding in encodings:
+            if len(encoding.blocks):
+                self._discharge(encoding)
+                self._charge(encoding, tenant)
         self.shares.add(tenant, needed)  # before evicting: what the tenant takes counts against it
         evicted = self._evict(needed, kept)
         self.shares.add(tenant, -needed)
-        for its in missing:
-            self._place(its)
-            self._charge(its, tenant)
+        for encoding in missing:
+            self._place(encoding)
+            self._charge(encoding, tenant)
         return evicted
 
     def _evict(self, needed: int, kept: Collection[Encoding]) -> list[Encoding]:
@@ -123,11 +127,11 @@ class EncodingRows:
         turns = self.shares.turns()
         while self.slots.num_free < needed:
             tenant, rest = next(turns)
-            for its in [its for its in self._of.get(tenant, {}).values() if its not in kept]:
+            for encoding in [encoding for encoding in self._of.get(tenant, {}).values() if encoding not in kept]:
                 if self.slots.num_free >= needed or self.shares.held[tenant] <= rest:
                     break
-                self.free(its)
-                evicted.append(its)
+                self.free(encoding)
+                evicted.append(encoding)
         return evicted
 
     def free(self, encoding: Encoding) -> None:
@@ -137,34 +141,34 @@ class EncodingRows:
             self.slots.return_ids(encoding.blocks, encoding.number)
             encoding.blocks = encoding.rows = NO_IDS
 
-    def _place(self, its: Encoding) -> None:
-        size, num_blocks = self._block_rows, self.num_blocks(its.num_tokens)
-        its.blocks = self.slots.take_ids(num_blocks, its.number)
-        rows = ((its.blocks - 1) * size + 1).repeat(size) + np.tile(np.arange(size), num_blocks)
-        its.rows = rows[: its.num_tokens]
+    def _place(self, encoding: Encoding) -> None:
+        size, num_blocks = self._block_rows, self.num_blocks(encoding.num_tokens)
+        encoding.blocks = self.slots.take_ids(num_blocks, encoding.number)
+        rows = ((encoding.blocks - 1) * size + 1).repeat(size) + np.tile(np.arange(size), num_blocks)
+        encoding.rows = rows[: encoding.num_tokens]
 
-    def _charge(self, its: Encoding, tenant: str) -> None:
-        its.tenant = tenant
-        self._of.setdefault(tenant, OrderedDict())[its.number] = its
-        self.shares.add(tenant, len(its.blocks))
+    def _charge(self, encoding: Encoding, tenant: str) -> None:
+        encoding.tenant = tenant
+        self._of.setdefault(tenant, OrderedDict())[encoding.number] = encoding
+        self.shares.add(tenant, len(encoding.blocks))
 
-    def _discharge(self, its: Encoding) -> None:
-        own = self._of[its.tenant]
-        del own[its.number]
+    def _discharge(self, encoding: Encoding) -> None:
+        own = self._of[encoding.tenant]
+        del own[encoding.number]
         if not own:
-            del self._of[its.tenant]
-        self.shares.add(its.tenant, -len(its.blocks))
+            del self._of[encoding.tenant]
+        self.shares.add(encoding.tenant, -len(encoding.blocks))
 
     def clear(self) -> None:
         """Free all blocks, whatever the books say."""
-        for its in self:
-            its.blocks = its.rows = NO_IDS
+        for encoding in self:
+            encoding.blocks = encoding.rows = NO_IDS
         self._of.clear()
         self.slots.clear()
         self.shares.clear()
 
     def audit(self) -> None:
         """Raise LedgerError, or fail an assertion, unless each block has one holder and is charged to one tenant."""
-        self.slots.audit(Holder(its.number, its.blocks) for its in self)
-        held = {tenant: sum(len(its.blocks) for its in own.values()) for tenant, own in self._of.items()}
+        self.slots.audit(Holder(encoding.number, encoding.blocks) for encoding in self)
+        held = {tenant: sum(len(encoding.blocks) for encoding in own.values()) for tenant, own in self._of.items()}
         assert +self.shares.held == held, f"tenants have {held} blocks; booked {self.shares.held}"

@@ -59,8 +59,8 @@ class Pixels(Protocol):
     def pixels(self) -> bytes: ...
 
 
-def _key(namespace: str, its: Pixels) -> Key:
-    return namespace, its.digest, its.grid, its.sizes
+def _key(namespace: str, pixels: Pixels) -> Key:
+    return namespace, pixels.digest, pixels.grid, pixels.sizes
 
 
 class Pictures:
@@ -92,11 +92,11 @@ class Pictures:
         Raises RequestTooLarge if they can never fit, Overloaded if their pixels do not fit now, or OutOfIds; then
         nothing has changed.
         """
-        keys = [_key(namespace, its) for its in pictures]
+        keys = [_key(namespace, pixels) for pixels in pictures]
         arrived = dict(zip(keys, pictures, strict=True))
         self._check_fits(tenant, arrived)
-        for key, its in arrived.items():
-            self._give_ids(self._known.get(key) or self._begin(key, its))
+        for key, pixels in arrived.items():
+            self._give_ids(self._known.get(key) or self._begin(key, pixels))
         encodings = [self._known[key] for key in keys]
         for encoding in encodings:
             if not encoding.users:
@@ -108,8 +108,8 @@ class Pictures:
         return encodings
 
     def _check_fits(self, tenant: str, arrived: Mapping[Key, Pixels]) -> None:
-        num_tokens = [sum(map(self.config.num_tokens, its.sizes)) for its in arrived.values()]
-        sizes = {key: num_pixel_bytes(its.sizes) for key, its in arrived.items()}
+        num_tokens = [sum(map(self.config.num_tokens, pixels.sizes)) for pixels in arrived.values()]
+        sizes = {key: num_pixel_bytes(pixels.sizes) for key, pixels in arrived.items()}
         num_blocks, num_bytes = sum(map(self.rows.num_blocks, num_tokens)), sum(sizes.values())
         capacity, size = self.rows.slots.capacity, self.config.block_rows
         if num_blocks > capacity or num_bytes > self.max_bytes:
@@ -120,7 +120,7 @@ class Pictures:
                 "(--mm-cache-bytes)",
                 code="picture_capacity_exceeded",
             )
-        new = sum(sizes[key] for key in arrived if not ((its := self._known.get(key)) and its.users))
+        new = sum(sizes[key] for key in arrived if not ((encoding := self._known.get(key)) and encoding.users))
         if new and not self._room.has_room(tenant, self.max_bytes, new):
             # No count of other tenants' pictures is told (C29).
             raise Overloaded(
@@ -129,11 +129,11 @@ class Pictures:
                 code="pictures_full",
             )
 
-    def _begin(self, key: Key, its: Pixels) -> Encoding:
+    def _begin(self, key: Key, pixels: Pixels) -> Encoding:
         self._last_number += 1
-        counts = [0, *accumulate(map(self.config.num_tokens, its.sizes))]
-        bytes_ = [0, *accumulate(num_pixel_bytes([size]) for size in its.sizes)]
-        places = zip(its.sizes, starmap(slice, pairwise(counts)), starmap(slice, pairwise(bytes_)), strict=True)
+        counts = [0, *accumulate(map(self.config.num_tokens, pixels.sizes))]
+        bytes_ = [0, *accumulate(num_pixel_bytes([size]) for size in pixels.sizes)]
+        places = zip(pixels.sizes, starmap(slice, pairwise(counts)), starmap(slice, pairwise(bytes_)), strict=True)
         encoding = Encoding(
             key=key,
             number=self._last_number,
@@ -307,22 +307,26 @@ class Pictures:
         counted = {encoding.number: encoding.users.total() for encoding in known if encoding.users}
         assert counted == users, f"pictures count the users {counted}; there are {users}"
         _audit_memory(self, known)
-        assert self._num_remembered == sum(its.num_tokens for its in self._remembered.values())
-        runs = sorted((its.first_id, its.num_tokens) for its in known if its.first_id != NO_ID)
+        assert self._num_remembered == sum(encoding.num_tokens for encoding in self._remembered.values())
+        runs = sorted((encoding.first_id, encoding.num_tokens) for encoding in known if encoding.first_id != NO_ID)
         ends = [first + count for first, count in runs]
         assert all(end <= first for end, (first, _) in zip(ends, runs[1:], strict=False)), "pictures share ids"
 
 
 def _audit_memory(pictures: Pictures, known: Sequence[Encoding]) -> None:
     """Fail an assertion unless pixels are there while they are used, and paid for by a tenant that uses them."""
-    used = [its for its in known if its.users]
-    placed = {its.key for its in pictures.rows}
-    assert all((its.key in pictures._remembered) != bool(its.users or its.key in placed) for its in known)
-    assert all(bool(its.pixels) == bool(its.users) for its in known), "pixels without users"
-    assert all(len(its.blocks) or not any(tile.planned for tile in its.tiles) for its in known), "no rows"
+    used = [encoding for encoding in known if encoding.users]
+    placed = {encoding.key for encoding in pictures.rows}
+    assert all(
+        (encoding.key in pictures._remembered) != bool(encoding.users or encoding.key in placed) for encoding in known
+    )
+    assert all(bool(encoding.pixels) == bool(encoding.users) for encoding in known), "pixels without users"
+    assert all(len(encoding.blocks) or not any(tile.planned for tile in encoding.tiles) for encoding in known), (
+        "no rows"
+    )
     paid = Sum[str]()
-    for its in used:
-        paid[its.payer] += len(its.pixels)
+    for encoding in used:
+        paid[encoding.payer] += len(encoding.pixels)
     booked = {payer: pictures._room.num_of(payer) for payer in paid}
     assert paid == booked, f"tenants have {paid} bytes of pixels; booked {booked}"
     assert pictures.num_bytes == paid.total(), "bytes of pixels are counted wrongly"

@@ -92,8 +92,8 @@ class WeightMemory:
         else:
             found = next(self._there, None)
             if found is None or len(found) != size:
-                told = "none" if found is None else len(found)
-                raise OtherPieces(f"a weight is packed in {size} bytes, and {told} are there")
+                stored = "none" if found is None else len(found)
+                raise OtherPieces(f"a weight is packed in {size} bytes, and {stored} are there")
             piece = self._kept(found)
         if self._keeps and self._again is None:
             self._packed.append(piece)

@@ -50,7 +50,7 @@ class DecodeRole(Role):
         return rendezvous.host, rendezvous.port, rendezvous.room
 
     def admit(self, req: Request) -> None:
-        if self._rests and req.rendezvous:
+        if self._resting and req.rendezvous:
             self.offers.decline(req, ASLEEP)
             raise Unavailable(ASLEEP.message, code=ASLEEP.code)
         super().admit(req)
@@ -72,7 +72,7 @@ class DecodeRole(Role):
 
     def drain(self) -> None:
         super().drain()
-        for req in [*self.queues.pending] if self._rests else ():
+        for req in [*self.queues.pending] if self._resting else ():
             self.outputs.finish(req, FinishReason.ERROR, ASLEEP)
 
     # -- running -----------------------------------------------------------------------------------------------------

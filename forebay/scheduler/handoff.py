@@ -176,7 +176,7 @@ class Role(Handoff, ABC):
             self.outputs.finish(req, FinishReason.ERROR, ASLEEP)
 
     @property
-    def _rests(self) -> bool:
+    def _resting(self) -> bool:
         """Whether requests with another half must be sent to another engine."""
         return not (self.queues.admits or self.wakes)
 

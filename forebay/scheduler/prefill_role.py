@@ -61,7 +61,7 @@ class PrefillRole(Role):
             outputs,
             self.tickets,
             matched=self._start,
-            refuses=lambda: self._rests,
+            refuses=lambda: self._resting,
             in_room=lambda room: self._rooms.get(room),
         )
 
@@ -79,7 +79,7 @@ class PrefillRole(Role):
                 code="room_missing",
                 param="bootstrap_room",
             )
-        if self._rests and req.rendezvous:
+        if self._resting and req.rendezvous:
             raise Unavailable(ASLEEP.message, code=ASLEEP.code)
         super().admit(req)
         req.params = replace(req.params, max_tokens=1)
@@ -202,7 +202,7 @@ class PrefillRole(Role):
 
     def drain(self) -> None:
         super().drain()
-        if self._rests and not self._refuses:
+        if self._resting and not self._refuses:
             self._refuses = True
             self.tickets.orders.append(Rest(asleep=True))
             self.matches.refuse_all()

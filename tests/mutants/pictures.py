@@ -12,7 +12,7 @@ _TRAFFIC: Final = (
     "simulation/test_pictures.py::test_c34_pictures_random_traffic_tokens_are_those_of_each_request_alone[seeds0]"
 )
 _ROPE: Final = "integration/test_rope_positions.py::"
-_KEY: Final = "    return namespace, its.digest, its.grid, its.sizes\n"
+_KEY: Final = "    return namespace, pixels.digest, pixels.grid, pixels.sizes\n"
 
 PICTURES: Final = (
     Mutant(
@@ -26,14 +26,14 @@ PICTURES: Final = (
         "C34 the grid is part of a picture's key",
         "memory/pictures.py",
         _KEY,
-        "    return namespace, its.digest, (0, 0), its.sizes\n",
+        "    return namespace, pixels.digest, (0, 0), pixels.sizes\n",
         _MEMORY + "test_c34_equal_pictures_have_one_run_and_others_by_digest_grid_sizes_or_namespace_their_own",
     ),
     Mutant(
         "C34 the sizes of tiles are part of a picture's key",
         "memory/pictures.py",
         _KEY,
-        "    return namespace, its.digest, its.grid, ()\n",
+        "    return namespace, pixels.digest, pixels.grid, ()\n",
         _MEMORY + "test_c34_equal_pictures_have_one_run_and_others_by_digest_grid_sizes_or_namespace_their_own",
     ),
     Mutant(
@@ -61,7 +61,7 @@ PICTURES: Final = (
         "C29 two namespaces share no run of ids",
         "memory/pictures.py",
         _KEY,
-        '    return "", its.digest, its.grid, its.sizes\n',
+        '    return "", pixels.digest, pixels.grid, pixels.sizes\n',
         _MEMORY + "test_c34_equal_pictures_have_one_run_and_others_by_digest_grid_sizes_or_namespace_their_own",
     ),
     Mutant(
@@ -130,8 +130,8 @@ PICTURES: Final = (
     Mutant(
         "C32 an encoding is charged to the tenant that used it last",
         "memory/encodings.py",
-        "                self._charge(its, tenant)\n",
-        "                self._charge(its, its.tenant)\n",
+        "                self._charge(encoding, tenant)\n",
+        "                self._charge(encoding, encoding.tenant)\n",
         "memory/test_encodings.py::test_c32_encoding_that_another_tenant_uses_is_charged_to_that_one",
     ),
     Mutant(
@@ -165,8 +165,8 @@ PICTURES: Final = (
     Mutant(
         "C13 row 0 of the encodings is never written",
         "memory/encodings.py",
-        "((its.blocks - 1) * size + 1)",
-        "((its.blocks - 1) * size)",
+        "((encoding.blocks - 1) * size + 1)",
+        "((encoding.blocks - 1) * size)",
         _MEMORY + "test_rows_lie_in_blocks_and_never_in_row_0",
     ),
     Mutant(

@@ -90,7 +90,7 @@ SIMULATED = (
     Mutant(
         "C22 a silent decode is lost",
         "transfer/session/peers.py",
-        "if now - self.link.heard > self._engine.silence_s:",
+        "if now - self.link.last_received_at > self._engine.silence_s:",
         "if False:",
         "transfer/test_sessions.py::test_c22_peer_that_is_silent_is_lost_by_the_other",
     ),
@@ -317,7 +317,7 @@ SIMULATED = (
     Mutant(
         "C25 a drain that is given up goes on",
         "engine/lifecycle/sleep.py",
-        "transition.began)))\n            self._go_on()",
+        "transition.began)))\n            self._restart()",
         "transition.began)))",
         "engine/test_sleeper.py::test_sleeper_drain_over_its_time_goes_on_as_before",
     ),
@@ -716,7 +716,7 @@ SIMULATED = (
     Mutant(
         "C22 a silent prefill is lost",
         "transfer/session/peers.py",
-        "        if now - self._links[0].heard > silence_s:\n",
+        "        if now - self._links[0].last_received_at > silence_s:\n",
         "        if False:\n",
         "transfer/test_sessions.py::test_c22_peer_that_is_silent_is_lost_by_the_other",
     ),

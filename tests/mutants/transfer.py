@@ -322,7 +322,7 @@ TRANSFER = (
     Mutant(
         "C22 a peer is heard with every whole frame",
         "transfer/session/connection.py",
-        "            self.heard = self._clock()\n",
+        "            self.last_received_at = self._clock()\n",
         "",
         "transfer/test_streams.py::test_c22_peer_is_heard_when_what_it_says_is_whole",
     ),
@@ -400,8 +400,8 @@ TRANSFER = (
     Mutant(
         "C25 prefill says once that it rests",
         "scheduler/prefill_role.py",
-        "        if self._rests and not self._refuses:",
-        "        if self._rests:",
+        "        if self._resting and not self._refuses:",
+        "        if self._resting:",
         "scheduler/test_prefill_role.py::test_prefill_says_once_that_it_rests",
     ),
     Mutant(

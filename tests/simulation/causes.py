@@ -110,7 +110,7 @@ class Causes:
         part = self._parts.get(request_id)
         if part is None:
             return False
-        return failure in part.causes or (failure == ASLEEP and self._rests)
+        return failure in part.causes or (failure == ASLEEP and self._resting)
 
     def ended(self, update: Update) -> None:
         part = self._parts.get(update.request_id)
@@ -186,7 +186,7 @@ class Causes:
             self._untold.pop(part.request_id, None)
         reported = part is not None and part.reports(failure)
         if not reported and failure == ASLEEP:
-            reported = self._rests
+            reported = self._resting
         if not reported and self._decodes and self.cleared and part and failure == LOST:
             reported = part.settled = True  # the request goes on here
         if not reported and not self._decodes:
@@ -201,7 +201,7 @@ class Causes:
         require(not self._untold, f"the peer is not told that {self._untold} ended")
 
     @property
-    def _rests(self) -> bool:
+    def _resting(self) -> bool:
         return self.rested or not self._scheduler.queues.admits
 
     def _refuses(self, ticket: Ticket, part: Part | None, failure: Failure) -> bool:

@@ -254,8 +254,8 @@ class AsyncEngine:
     @property
     def adapters(self) -> dict[str, LoadedAdapter]:
         """Return the adapters that requests may name, as of the engine's last report."""
-        told = self.info.adapters if self.link.last_state is None else self.link.last_state.adapters
-        return {adapter.name: adapter for adapter in told}
+        adapters = self.info.adapters if self.link.last_state is None else self.link.last_state.adapters
+        return {adapter.name: adapter for adapter in adapters}
 
     async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> State:
         """Load the adapter at `path`, on the engine's machine, or of that name in the hub's cache there. Raises the

@@ -164,8 +164,8 @@ class Choice:
         said = [part.text for part in parts if type(part) is Said]
         if len(said) == len(parts):
             return "".join(said)
-        told = self._up_to_first_call(parts)
-        return Piece("", [], self.finish, told)
+        answered = self._up_to_first_call(parts)
+        return Piece("", [], self.finish, answered)
 
     def feed(self, update: Update) -> Piece:
         """Raises the typed error of a failed request."""

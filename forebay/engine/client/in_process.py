@@ -74,8 +74,8 @@ class InProcess:
                 yield from asked
 
         total = len(prompts) if isinstance(prompts, Sequence) else None
-        with _Bar("generating", total, shown=shown) as bar, closing(self._run(requests())) as told:
-            for one, update in told:
+        with _Bar("generating", total, shown=shown) as bar, closing(self._run(requests())) as updates:
+            for one, update in updates:
                 writing = one.writing
                 if writing is not None and writing.output.outputs[one.index].finish_reason is None:
                     writing.take(one.index, update)
@@ -91,15 +91,15 @@ class InProcess:
         self._check_adapter(adapter)
         requests = (self._request(output, params, [], adapter) for output in outputs)
         asked = [_Asked(request, None, place) for place, request in enumerate(requests)]
-        told: dict[int, Update] = {}
+        results: dict[int, Update] = {}
         with _Bar("reading", len(outputs), shown=shown) as bar, closing(self._run(iter(asked))) as updates:
             for one, update in updates:
-                told[one.index], output = update, outputs[one.index]
+                results[one.index], output = update, outputs[one.index]
                 output.cache = update.cache or output.cache
                 output.error = update.failure.error if update.failure else None
                 bar.show(len(output.prompt_token_ids), done=True)
         _raise_failures(outputs, True)
-        return [told[place] for place in range(len(outputs))]
+        return [results[place] for place in range(len(outputs))]
 
     def _check_adapter(self, name: str) -> None:
         """Raise NotFound for an adapter that is not loaded."""

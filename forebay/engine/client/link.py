@@ -87,7 +87,7 @@ class EngineLink:
         return self.dead is None and not self._closing and self._ready.done()
 
     @property
-    def _rests(self) -> bool:
+    def _has_released_weights(self) -> bool:
         return self.last_state is not None and WEIGHTS in self.last_state.memory.released
 
     @property
@@ -191,8 +191,8 @@ class EngineLink:
 
     def _note(self, state: State) -> None:
         """Keep the latest state, and call `on_sleep` once the weights are released."""
-        rested, self.last_state = self._rests, state
-        if self._rests and not rested:
+        had_released, self.last_state = self._has_released_weights, state
+        if self._has_released_weights and not had_released:
             self.on_sleep()
 
     def _on_eof(self) -> None:

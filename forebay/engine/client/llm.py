@@ -185,7 +185,7 @@ class LLM:
         """
         check_dimensions(dimensions, self.info.hidden_size)
         outputs = [output_of(prompt, self.tokenizer) for prompt in _as_prompts(prompts)]
-        told = self._engine.pool(outputs, self.texts.vectors(), use_tqdm, lora)
+        results = self._engine.pool(outputs, self.texts.vectors(), use_tqdm, lora)
         return [
             EmbeddingOutput(
                 prompt=output.prompt,
@@ -193,7 +193,7 @@ class LLM:
                 embedding=self.texts.vector(update.vector, dimensions),
                 cache=output.cache,
             )
-            for output, update in zip(outputs, told, strict=True)
+            for output, update in zip(outputs, results, strict=True)
         ]
 
     def score(

@@ -80,10 +80,10 @@ class TextStreams:
             writing.begin(streams)
             async with contextlib.aclosing(_first_come(streams)) as updates:
                 async for index, update in updates:
-                    told = output.outputs[index]
-                    if told.finish_reason is None:
-                        if update.restarted and told.token_ids:
-                            raise weights_changed(len(told.token_ids))
+                    choice = output.outputs[index]
+                    if choice.finish_reason is None:
+                        if update.restarted and choice.token_ids:
+                            raise weights_changed(len(choice.token_ids))
                         delta = writing.take(index, update)
                         if output.error is not None:
                             raise output.error

@@ -133,17 +133,17 @@ class Writing:
             self._fail(error)
             return TextDelta(index, "", [], made.finish_reason)
         num_new = choice.num_tokens - before
-        told = None if update.logprobs is None else [self._ranked(entry) for entry in update.logprobs[:num_new]]
+        entries = None if update.logprobs is None else [self._ranked(entry) for entry in update.logprobs[:num_new]]
         made.text += piece.text
         made.token_ids += update.token_ids[:num_new]
-        if told is not None:
-            made.logprobs = [*(made.logprobs or ()), *told]
+        if entries is not None:
+            made.logprobs = [*(made.logprobs or ()), *entries]
         self._take_prompt_updates(choice)
         if choice.finish is not None:
             made.finish_reason = FinishReason(choice.finish)
             end = update.matched_stop if update.matched_stop in self.params.stop_token_ids else None
             made.stop_reason = end if choice.stopped is None else choice.stopped
-        return TextDelta(index, piece.text, update.token_ids[:num_new], made.finish_reason, made.stop_reason, told)
+        return TextDelta(index, piece.text, update.token_ids[:num_new], made.finish_reason, made.stop_reason, entries)
 
     def _take_prompt_updates(self, choice: Choice) -> None:
         output = self.output

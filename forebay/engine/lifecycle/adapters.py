@@ -112,13 +112,13 @@ class AdapterLoader:
         return bool(self._loads or self._unloads)
 
     def patience_s(self) -> float | None:
-        """Return how long `go_on` can wait if no step runs and `on_read` is not called; None for any time."""
-        if self._is_there() and any(self._can_go_on(load) for load in self._loads):
+        """Return how long `advance` can wait if no step runs and `on_read` is not called; None for any time."""
+        if self._is_there() and any(self._can_continue(load) for load in self._loads):
             return 0.0
         now = self._clock()
         return min((max(0.0, unload.deadline - now) for unload in self._unloads), default=None)
 
-    def _can_go_on(self, load: _Load) -> bool:
+    def _can_continue(self, load: _Load) -> bool:
         if load.files is None:
             return not load.found.empty()
         return self._adapters.is_slot_free(load.adapter)
@@ -231,7 +231,7 @@ class AdapterLoader:
         until = self._clock() + COPY_S
         for load in list(self._loads) if self._is_there() else ():
             try:
-                if not self._go_on(load, until):
+                if not self._continue(load, until):
                     continue
                 self._loads.remove(load)
             except Exception as error:
@@ -264,7 +264,7 @@ class AdapterLoader:
         except Exception as error:  # no thread could be started
             found.put(error)
 
-    def _go_on(self, load: _Load, until: float) -> bool:
+    def _continue(self, load: _Load, until: float) -> bool:
         """Return whether the load is complete. Raises the error of a load that fails. Files are read before a slot is
         taken, so that no adapter is retired for a load that fails."""
         if load.files is None:

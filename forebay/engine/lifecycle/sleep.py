@@ -160,11 +160,11 @@ class Sleeper:
                 self._wake_for_requests()
         elif transition.halt.done:
             self.transitions.end(lambda: transition.act(transition.began))
-            self._go_on()
+            self._restart()
         elif now >= transition.deadline:
             num, num_open = self._scheduler.queues.num_running, self._scheduler.handoff.tickets.num_open
             self.transitions.end(lambda: _raise(_too_long(num, num_open, now - transition.began)))
-            self._go_on()
+            self._restart()
         self.away = self.transitions.current is not None or self.resting
 
     def handle(self, frame: ToEngine) -> None:
@@ -210,7 +210,7 @@ class Sleeper:
         try:
             self._update(path, given)
         finally:
-            self._go_on()
+            self._restart()
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class Sleeper:
             )
         else:
             self._paused = False
-        self._go_on()
+        self._restart()
 
     def _update(self, path: str | None, given: Mapping[str, Any]) -> None:
         try:
@@ -297,8 +297,8 @@ class Sleeper:
     def _loaded(self) -> None:
         self.loaded_at = self._clock()
 
-    def _go_on(self) -> None:
-        """Unless something is still released."""
+    def _restart(self) -> None:
+        """Let requests run, unless memory is still released."""
         self.away = self.resting
         if not self.resting:
             resume(self._scheduler, self._clock())

@@ -395,6 +395,25 @@ class CachedPart:
         raise NotImplementedError
 
 
+class TreeKind(Kind):
+    """A kind whose slots in the prefix cache are kept by `in_tree`, and those in lower tiers by `_in_tiers`."""
+
+    in_tree: CachedPart
+    _in_tiers: object
+
+    @property
+    def parts(self) -> tuple[object, ...]:
+        return self, self.in_tree, self._in_tiers
+
+    @property
+    def num_cached(self) -> int:  # type: ignore[override]
+        return self.in_tree.num_cached
+
+    @property
+    def num_locked(self) -> int:  # type: ignore[override]
+        return self.in_tree.num_locked
+
+
 P = TypeVar("P")
 
 

@@ -83,11 +83,11 @@ def tune(sock: socket.socket) -> None:
 
 
 class Connection:
-    """Owns a socket that does not block. `heard` is when the peer last said something that was whole."""
+    """Owns a socket that does not block. `last_received_at` is the time of the peer's last complete frame."""
 
     def __init__(self, sock: socket.socket, where: str, clock: Callable[[], float], chaos: Chaos) -> None:
         self.sock, self.where, self._clock = sock, where, clock
-        self.heard = clock()
+        self.last_received_at = clock()
         self._unsent = bytearray()
         self._faults = Faults(Chaos(), clock)
         self._chaos = chaos
@@ -146,7 +146,7 @@ class Connection:
         self.decoder.feed(data)
         # Asked for anew each time: a greeting changes it.
         while (frame := self.decoder.take()) is not None:
-            self.heard = self._clock()
+            self.last_received_at = self._clock()
             yield frame
 
     def writer(self, memory: Memory, shapes: dict[str, KindShape]) -> TcpWriter:

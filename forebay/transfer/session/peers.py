@@ -165,7 +165,7 @@ class SessionWithPrefill(ConnectionUser):
         if now - self._beat_at >= options.heartbeat_s:
             self._beat_at = now
             self.send(frames.Beat())
-        if now - self._links[0].heard > silence_s:
+        if now - self._links[0].last_received_at > silence_s:
             self.lose(frames.heartbeat_timeout(self.where, silence_s))
 
     # -- the end ---------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class SessionWithDecode(ConnectionUser):
         if now - self._beat_at >= self._engine.options.heartbeat_s:
             self._beat_at = now
             self.send(frames.Beat(self._user.held(self)))
-        if now - self.link.heard > self._engine.silence_s:
+        if now - self.link.last_received_at > self._engine.silence_s:
             self.lose(frames.heartbeat_timeout(self.where, self._engine.silence_s))
 
     def on_lost(self, link: Connection, failure: Failure) -> None:

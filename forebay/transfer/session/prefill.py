@@ -229,7 +229,7 @@ class PrefillStage(ConnectionUser, PrefillSide):
     thread."""
 
     num_unfenced = 0
-    _rests = False
+    _resting = False
 
     def __init__(self, engine: LocalEngine, loop: Loop, chunks: DataThread, listener: socket.socket) -> None:
         self._engine, self._loop, self._chunks, self._listener = engine, loop, chunks, listener
@@ -334,7 +334,7 @@ class PrefillStage(ConnectionUser, PrefillSide):
     # -- sessions --------------------------------------------------------------------------------------------------
 
     def on_joined(self, session: SessionWithDecode) -> None:
-        if self._rests:
+        if self._resting:
             session.send(frames.Resting(True))
 
     def on_session_frame(self, session: SessionWithDecode, frame: object) -> None:
@@ -357,7 +357,7 @@ class PrefillStage(ConnectionUser, PrefillSide):
             case Withdraw():
                 self._shipments.withdraw(what)
             case Rest(asleep):
-                self._rests = asleep
+                self._resting = asleep
                 for session in [*self._sessions.values()]:
                     session.send(frames.Resting(asleep))
             case data_thread.Wrote():

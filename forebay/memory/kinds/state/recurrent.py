@@ -20,11 +20,11 @@ from forebay.memory.kinds.kind import (
     DecodedKind,
     ExtendedKind,
     HeldKind,
-    Kind,
     LockedKind,
     PlannedKind,
     Reserve,
     TransferredKind,
+    TreeKind,
 )
 from forebay.memory.kinds.state.cached_states import CachedStates, StateTier
 from forebay.memory.kinds.state.hybrid_rows import STATE, HybridReqToTokenPool
@@ -113,7 +113,7 @@ class Tracking:
 
 
 class States(
-    Kind,
+    TreeKind,
     HeldKind,
     ExtendedKind,
     DecodedKind,
@@ -137,6 +137,7 @@ class States(
         Counter("dead_kv_tokens"),  # which also falls: a gauge of its own in /metrics
     )
 
+    in_tree: CachedStates
     name: ClassVar[str] = STATE
     missing: ClassVar[MissReason] = MissReason.STATE_MISSING
     of_pages: ClassVar[bool] = False
@@ -151,18 +152,6 @@ class States(
         self._extra_buffer = config.kinds.strategy is StateStrategy.EXTRA_BUFFER
         self._tracking: list[Tracking | None] = [None] * rows.slots.num_rows
         self.num_taken = self.num_skipped = 0
-
-    @property
-    def parts(self) -> tuple[object, ...]:
-        return self, self.in_tree, self._in_tiers
-
-    @property
-    def num_cached(self) -> int:  # type: ignore[override]
-        return self.in_tree.num_cached
-
-    @property
-    def num_locked(self) -> int:  # type: ignore[override]
-        return self.in_tree.num_locked
 
     def tracking(self, held: Allocation) -> Tracking:
         tracking = self._tracking[held.row]

@@ -28,6 +28,7 @@ from forebay.memory.kinds.kind import (
     Reserve,
     RestartedKind,
     TransferredKind,
+    TreeKind,
     TrimmedKind,
 )
 from forebay.memory.kinds.window.cached_windows import WINDOW, CachedWindows, WindowMap, WindowTier
@@ -37,7 +38,7 @@ from forebay.memory.slots import Holder, Ids, all_equal
 
 
 class Windows(
-    Kind,
+    TreeKind,
     HeldKind,
     ExtendedKind,
     GrownKind,
@@ -61,6 +62,7 @@ class Windows(
     0 are not sent: they are written again before a step reads them.
     """
 
+    in_tree: CachedWindows
     name: ClassVar[str] = WINDOW
     missing: ClassVar[MissReason] = MissReason.WINDOW_MISSING
 
@@ -82,18 +84,6 @@ class Windows(
         self.start: Ids = np.zeros(rows.slots.num_rows, dtype=np.int64)
         self._counted = np.zeros_like(self.map.locks)  # of `check_locks`, which runs after MemoryError too
         self._rows = rows
-
-    @property
-    def parts(self) -> tuple[object, ...]:
-        return self, self.in_tree, self._in_tiers
-
-    @property
-    def num_cached(self) -> int:  # type: ignore[override]
-        return self.in_tree.num_cached
-
-    @property
-    def num_locked(self) -> int:  # type: ignore[override]
-        return self.in_tree.num_locked
 
     def first_kept(self, kv_len: int | Ids) -> Ids:
         """Return the index of the first page whose window a request with `kv_len` tokens keeps."""
