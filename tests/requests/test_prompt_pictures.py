@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 
 from forebay.memory.holding import Steps
 from forebay.memory.pictures import Pictures
 from forebay.memory.radix_node import Tenants
-from forebay.requests.pictures import PromptPictures
+from forebay.requests.pictures import Awaited, PromptPictures
 from tests.pictures import TOKENS, picture, picture_config
 
 RUNS = [[(2, TOKENS)], [(2 + TOKENS, 1), (5 + TOKENS, TOKENS - 1)]]  # the second one begins where the first ends
@@ -41,3 +45,19 @@ def test_spans_of_a_chunk_are_its_runs_without_what_stands_before_it(pictures: P
             assert list(zip(begins.tolist(), lengths.tolist(), strict=True)) == [
                 (part.start - start, len(part)) for part in parts
             ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_awaited_tile_is_the_one_with_the_first_position_that_is_not_planned(seed: int) -> None:
+    """Tiles whose runs lie between each other, too."""
+    rng = np.random.default_rng(seed)
+    of_tile = rng.integers(0, 4, size=12)  # which tile each position is of; 3 is text
+    tiles = [Awaited(object(), tile, np.flatnonzero(of_tile == tile)) for tile in range(3) if tile in of_tile]  # type: ignore[arg-type]
+    prompt = object.__new__(PromptPictures)
+    prompt._tiles = sorted(tiles, key=lambda tile: int(tile.positions[0]))
+    planned = {tile for tile in range(3) if rng.random() < 0.4}
+    pictures: Any = SimpleNamespace(is_planned=lambda encoding, tile: tile in planned)
+    for start in range(13):
+        expected = next((at for at in range(start, 12) if of_tile[at] not in {3, *planned}), None)
+        found = prompt.awaited(start, pictures)
+        assert (found and (found[0], found[2])) == (None if expected is None else (expected, of_tile[expected]))
