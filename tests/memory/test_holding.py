@@ -37,6 +37,22 @@ def test_a_row_begins_anew_with_its_next_tenant():
     assert (second.kv_len, second.kv_committed) == (0, 0)
 
 
+def test_cleared_table_has_no_request_and_zeros_alone():
+    table = RowTable(4, page_size=4)
+    allocate(table, 1).kv_bound = 9
+    allocate(table, 3).kv_committed = 5
+    table.add_drafts(as_ids([1]), as_ids([3]))
+    table.clear()
+    for column in (table.request_id, table.max_kv_len, table.num_pages, table.kv_committed, table.kv_bound):
+        assert column.tolist() == [0] * 4
+    assert table.kv_lens(as_ids([0, 1, 2, 3])).tolist() == [0] * 4, "nor has it drafts"
+    for row in range(4):
+        with pytest.raises(AssertionError, match=f"nobody runs in row {row}"):
+            table.allocation_of(row)
+    table.commit(as_ids([1, 3]), as_ids([7, 8]))
+    assert table.kv_committed.tolist() == [0] * 4, "a step that was in flight"
+
+
 def test_c12_a_length_that_the_device_has_outrun_cannot_be_read():
     table = RowTable(4, page_size=4)
     guessed, other = allocate(table, 1), allocate(table, 2)
