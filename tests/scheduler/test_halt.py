@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forebay.requests.request import Status
-from forebay.scheduler.halt import Halt, Mode, resume
+from forebay.scheduler.halt import Halt, Mode, resume, weights_changed
 from tests.kinds_of import kind_config
 from tests.scheduler.rig import Rig
 
@@ -43,3 +43,23 @@ def test_halt_is_done_once_the_memory_of_retracted_requests_is_on_the_host() -> 
     rig.run()
     assert [copy.request_id for later in rig.plans for copy in later.host.loads] == [req.id]
     assert len(rig.tokens_of(req)) == 5
+
+
+def test_request_restarted_with_other_weights_reports_the_cache_that_it_finds_then() -> None:
+    rig, prompt = Rig(page_size=4), list(range(100, 109))
+    rig.add(prompt, max_new=2)
+    rig.run()
+    req = rig.add(prompt, max_new=5)
+    rig.step()
+    halt = Halt(rig.scheduler, Mode.RETRACT)
+    while not halt.done:
+        if (plan := halt.plan(rig.now)) is not None:
+            rig.flights.append(plan)
+        if rig.flights:
+            rig.commit()
+    weights_changed(rig.scheduler, 1)
+    resume(rig.scheduler, rig.now)
+    rig.run()
+    reports = [update.cache.cached_tokens for update in rig.updates if update.request_id == req.id and update.cache]
+    assert reports == [8, 0]
+    assert len(rig.tokens_of(req)) == 1 + 5, "the first one before it began again"

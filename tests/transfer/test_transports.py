@@ -67,3 +67,12 @@ def test_transports_auto_prefers_the_first_that_fits() -> None:
     assert [*transports_of(TransferBackend.AUTO)] == ["shm", "tcp"]
     assert maps_caches(TransferBackend.AUTO)
     assert not maps_caches(TransferBackend.TCP)
+
+
+@pytest.mark.parametrize(("name", "one_machine"), [("shm", True), ("tcp", False), ("nixl", False), ("mooncake", False)])
+def test_transports_that_reach_other_machines_may_be_used_there(name: str, one_machine: bool) -> None:
+    made = half(DisaggregationMode.DECODE, backend=name)
+    engine = made.transfers._engine
+    assert engine.may_use(name, engine.machine)
+    assert engine.may_use(name, "another machine") is not one_machine
+    made.transfers.close()
