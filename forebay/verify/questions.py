@@ -13,8 +13,9 @@ from forebay.requests.sampling_params import Grammar, GrammarKind, SamplingParam
 from forebay.text.tokenizer import Tokenizer
 from forebay.verify.texts import TEXTS
 
-TRUNK_TOKENS: Final = 200  # that half of all prompts share a part of
-LONGEST: Final = 320  # tokens
+# Tokens of the longest prompt, by device. A GPU's attention adds up keys in segments of 512 and more: several of them
+# are in a prompt, in a chunk of it, and in the decodes beside it.
+LONGEST: Final = {"cpu": 320, "cuda": 2560}
 TOPS: Final = 4  # alternatives whose log-probabilities are compared as well
 # Of a random model a JSON object is `{}`. In a long text most tokens are allowed, so that a draft can be wrong in it.
 _OBJECT: Final = (
@@ -45,28 +46,31 @@ class Question(NamedTuple):
 
 
 def make_questions(
-    tokenizer: Tokenizer, num: int, max_tokens: int, *, page_size: int, context_length: int, seed: int
+    tokenizer: Tokenizer, num: int, max_tokens: int, *, page_size: int, context_length: int, seed: int, device: str
 ) -> list[Question]:
     """Return `num` questions, the same for the same `seed`. None ends before it has `max_tokens` unless a grammar ends
     it. The first of each way of choosing tokens has three pages; then come lengths around the ends of pages, and any
-    others. Every second question, but for those at the ends of pages, begins like others, up to a length of its own.
+    others, up to LONGEST. Every second question, but for those at the ends of pages, begins like others, up to a length
+    of its own, of five eighths of the longest at most.
 
     Raises ConfigError if the context has no room for them.
     """
-    longest = min(max(LONGEST, 5 * page_size), context_length - max_tokens)
+    longest = min(max(LONGEST[device], 5 * page_size), context_length - max_tokens)
     if longest < 2 * page_size:
         raise ConfigError(
             f"a context of {context_length} tokens leaves {longest} for a prompt before {max_tokens} are generated, "
             f"and some are to be longer than two pages of {page_size}: lower --max-tokens or raise --context-length"
         )
     rng = random.Random(seed)
-    trunk = _text(tokenizer, rng, min(TRUNK_TOKENS, longest - 1))
-    edges = [longest, 1, page_size - 1 or 1, page_size, page_size + 1, 2 * page_size]
+    trunk = _text(tokenizer, rng, min(LONGEST[device] * 5 // 8, longest - 1))
+    edges = [(0, length) for length in (longest, 1, page_size - 1 or 1, page_size, page_size + 1, 2 * page_size)]
+    if device == "cuda":
+        edges += [(min(len(trunk), length - 1), length) for length in (longest - 1, longest * 7 // 8)]
     questions = []
     for number in range(num):
         edge = number - len(_WAYS)
         if 0 <= edge < len(edges):
-            shared, length = 0, edges[edge]
+            shared, length = edges[edge]
         else:
             length = min(longest, 2 * page_size + rng.randint(1, page_size)) if edge < 0 else rng.randint(2, longest)
             most = min(length, len(trunk))

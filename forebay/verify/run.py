@@ -60,6 +60,7 @@ class Verification:
             page_size=memory.page_size,
             context_length=memory.context_length,
             seed=seed,
+            device=self.config.device,
         )
         self._seed, self._adapted = seed, adapted(self.questions)
         rooms = room, beside = [Room(asked, memory.page_size) for asked in (self.questions, self._adapted)]

@@ -62,8 +62,8 @@ def said(tokens: list[int], finish: FinishReason = FinishReason.LENGTH, logprob:
 
 
 def test_questions_are_of_many_lengths_and_some_begin_alike(tokenizer: Tokenizer) -> None:
-    asked = make_questions(tokenizer, 16, 32, page_size=16, context_length=2048, seed=3)
-    assert asked == make_questions(tokenizer, 16, 32, page_size=16, context_length=2048, seed=3)
+    asked = make_questions(tokenizer, 16, 32, page_size=16, context_length=2048, seed=3, device="cpu")
+    assert asked == make_questions(tokenizer, 16, 32, page_size=16, context_length=2048, seed=3, device="cpu")
     lengths = [len(question.prompt) for question in asked]
     assert {1, 15, 16, 17, 32} <= set(lengths)
     assert max(lengths) <= 320
@@ -72,7 +72,18 @@ def test_questions_are_of_many_lengths_and_some_begin_alike(tokenizer: Tokenizer
     assert all(32 < len(question.prompt) <= 48 for question in asked[:8]), "three pages, one of each way"
     assert len({question.way for question in asked}) > 5
     with pytest.raises(ConfigError, match=r"a context of 48 tokens leaves 16 for a prompt"):
-        make_questions(tokenizer, 16, 32, page_size=16, context_length=48, seed=3)
+        make_questions(tokenizer, 16, 32, page_size=16, context_length=48, seed=3, device="cpu")
+
+
+def test_questions_for_a_gpu_have_several_segments_of_its_attention_and_share_some(tokenizer: Tokenizer) -> None:
+    asked = make_questions(tokenizer, 24, 32, page_size=16, context_length=8192, seed=3, device="cuda")
+    lengths = sorted(len(question.prompt) for question in asked)
+    assert lengths[-1] == 2560
+    assert len([question for question in asked[:16] if len(question.prompt) > 2000]) == 3
+    assert asked[14].prompt[:1600] == asked[15].prompt[:1600]
+    within = make_questions(tokenizer, 16, 32, page_size=16, context_length=512, seed=3, device="cuda")
+    assert max(len(question.prompt) for question in within) == 480
+    assert [len(question.prompt) for question in within[14:]] == [479, 420]
 
 
 @pytest.mark.parametrize(
