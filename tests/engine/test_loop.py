@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from forebay.base import fault
+from forebay.base.errors import Conflict
 from forebay.config.engine_config import EngineConfig, Ledger
 from forebay.engine import channel as channel_module
 from forebay.engine.channel import Channel, ChannelError, FrameDecoder, FrameEncoder, FrameTooLarge
@@ -27,6 +28,7 @@ from forebay.engine.frames import (
     LoadAdapter,
     Release,
     Resume,
+    SaveCache,
     Shutdown,
     State,
     ToEngine,
@@ -187,6 +189,41 @@ def test_loop_flush_of_many_leaves_serves_requests_between_its_slices(peer: Peer
     assert (peer.core.idle, peer.core.step_age_s()) == (False, 0.0)
     (state,) = (frame for frame in peer.work() if isinstance(frame, State) and frame.answers == 4)
     assert state.pools[0].cached == 1, "the page of the request, which came later"
+
+
+class SavedFiles:
+    """Files of a prefix cache, which fail if `error` is set."""
+
+    error: Exception | None = None
+    num_saves = 0
+
+    def save(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self.num_saves += 1
+
+    def close(self) -> None:
+        """Nothing is left to write."""
+
+
+def test_loop_save_without_files_is_refused_with_the_flag_to_set(peer: Peer) -> None:
+    peer.say(SaveCache(serial=5))
+    (state,) = (frame for frame in peer.work() if isinstance(frame, State))
+    assert state.answers == 5
+    assert state.refused is not None
+    assert (state.refused.kind, state.refused.code) == ("Conflict", "no_prefix_cache_dir")
+    assert "--prefix-cache-dir" in state.refused.message
+
+
+@pytest.mark.parametrize("error", [None, OSError(28, "No space left on device"), Conflict("another", code="disk")])
+def test_loop_save_answers_once_files_are_written(peer: Peer, error: Exception | None) -> None:
+    files = peer.core.files = SavedFiles()
+    files.error = error
+    peer.say(SaveCache(serial=6), SaveCache(serial=7))
+    states = [frame for frame in peer.work() if isinstance(frame, State)]
+    assert [state.answers for state in states] == [6, 7]
+    assert files.num_saves == (error is None)
+    assert all((state.refused is None) == (error is None) for state in states)
 
 
 def test_a_frame_over_the_cap_is_split(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

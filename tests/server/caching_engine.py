@@ -92,6 +92,9 @@ class CachingEngine:
     async def tree(self, *, begin: bool) -> TreePart:
         return self._surveys.part(GetTree(begin=begin), time.monotonic())
 
+    async def ask(self, question: type[object]) -> State:
+        return await self.state()
+
     async def flush_cache(self) -> State:
         self.core.scheduler.flush_cache()
         return await self.state()

@@ -281,6 +281,9 @@ class FakeEngine:
     async def tree(self, *, begin: bool) -> TreePart:
         return TreePart(0, self.branches, self.kinds)
 
+    async def ask(self, question: type[object]) -> State:
+        return await self.state()
+
     async def flush_cache(self) -> State:
         self.flushed += 1
         return await self.state()

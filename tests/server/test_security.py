@@ -138,6 +138,8 @@ def test_a_key_opens_the_api_and_only_the_admin_key_the_admin_routes(guarded: Ru
     assert status(guarded, "GET", "/metrics", bearer(ADMIN)) == 200
     assert status(guarded, "POST", "/flush_cache", bearer(KEY)) == 403
     assert status(guarded, "POST", "/flush_cache", bearer(ADMIN)) == 200
+    assert status(guarded, "POST", "/save_cache", bearer(KEY)) == 403
+    assert status(guarded, "POST", "/save_cache", bearer(ADMIN)) == 200
 
 
 def test_admin_routes_do_not_exist_without_an_admin_key(launch: Callable[..., Running]) -> None:

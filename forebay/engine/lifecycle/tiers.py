@@ -8,10 +8,12 @@ from typing import Final
 from forebay.base.errors import Conflict
 from forebay.base.log import event, get_logger
 from forebay.base.package import __version__
+from forebay.base.units import human_bytes
 from forebay.config.engine_config import EngineConfig
 from forebay.engine.lifecycle.sizing import tier_slots
 from forebay.formats.identity import weights_digest
 from forebay.memory.budget import MemoryBudget
+from forebay.memory.kv_allocator import KV
 from forebay.memory.tier import DISK, HOST
 from forebay.ops import Ops
 from forebay.pools.mover import Mover
@@ -32,6 +34,7 @@ class EngineTiers:
         self._slots = tier_slots(config, budget)
         self.stores: dict[str, TierStore] = {}
         self._disk: DiskStore | None = None
+        self._page_size, self._num_restored = budget.page_size, 0
 
     def make(self, mover: Mover) -> dict[str, TierStore]:
         """Make the stores, over the caches of a runner."""
@@ -66,7 +69,23 @@ class EngineTiers:
         if self._disk is None:
             return
         num_tokens = scheduler.memory.tiers.restore(DISK, self._disk.records(), writable=self._disk.writes)
+        self._num_restored = num_tokens
         log.info(event("prefix_cache_restored", path=self._config.tiers.prefix_cache_dir, tokens=num_tokens))
+
+    @property
+    def report(self) -> list[tuple[str, str, str, str]]:
+        """The tiers as rows of the start-up table."""
+        page_size, rows = self._page_size, list[tuple[str, str, str, str]]()
+        for name, slots in self._slots.items():
+            tokens = f"{slots[KV] * page_size:,} tokens"
+            if name == HOST:
+                size = human_bytes(self._config.tiers.host_cache_bytes)
+                rows.append(("memory", "prefix cache on the host", size, f"{tokens}, beside those of the device"))
+            else:
+                size, why = human_bytes(self._config.tiers.prefix_cache_disk_bytes), f"{tokens} at most"
+                found = f"{self._num_restored:,} found in {self._config.tiers.prefix_cache_dir}"
+                rows.append(("memory", "prefix cache in files", size, f"{why}, {found}"))
+        return rows
 
     def save(self) -> None:
         """Wait until all that was stored in files is on the disk. Raises Conflict if there are none."""

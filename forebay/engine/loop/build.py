@@ -148,6 +148,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     _finish(config, core, cache)
     load_seconds = time.monotonic() - begin
     report = start_report(config, budget, loaded.model, runner, ops, (load_seconds, cache))
+    report += tiers.report
     report += [(SETTINGS, name, *divided) for name, divided in divided_settings(asked, budget).items()]
     ready = _ready(limits, budget, checkpoint, report, load_seconds, transfers, loaded.model.weight_bytes)
     if core.adapters is not None:
