@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import os
 import shutil
@@ -174,6 +175,10 @@ def freed_memory(request: pytest.FixtureRequest) -> Iterator[None]:
         gc.disable()
     yield
     assert is_gate or gc.isenabled(), "a test of this module has left the collector off"
+    if is_gate:
+        for known in vars(request.module).values():
+            if isinstance(known, functools._lru_cache_wrapper):  # of syntax trees, which later tests would collect
+                known.cache_clear()
     gc.enable()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
