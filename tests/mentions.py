@@ -33,9 +33,10 @@ class Tree:
 
     def add_python(self, module: str, source: str, *, with_texts: bool = True) -> None:
         tree = ast.parse(source)
-        documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        nodes = list(ast.walk(tree))
+        documentation = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         self.modules[module] = set(own_names(tree.body))
-        for node in ast.walk(tree):
+        for node in nodes:
             match node:
                 case ast.Constant(value=str(text)) if id(node) not in documentation and (
                     with_texts or text[:2] == "--"
@@ -116,6 +117,8 @@ class Tree:
     def has_path(self, path: str) -> bool:
         """From any folder on; `*` stands for anything."""
         end = f"{path}*" if path.endswith("/") else path
+        if not set("*?[") & set(end):
+            return any(f"/{file}".endswith(f"/{end}") for file in self.files)
         return any(fnmatchcase(f"/{file}", f"*/{end}") for file in self.files)
 
 

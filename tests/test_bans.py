@@ -33,8 +33,9 @@ ALLOWED = {
 
 def findings(source: str, *, reads_input: bool) -> Iterator[str]:
     tree = ast.parse(source)
-    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    documentation = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         match node:
             case ast.Import(names=names):
                 yield from (f"import {a.name}" for a in names if a.name.partition(".")[0] in BANNED_MODULES)

@@ -54,7 +54,10 @@ NOT_OURS = {
 def read_tree() -> Tree:
     tree = Tree()
     for path in sorted(
-        path for top in ("forebay", "tests", "benchmarks", "scripts", "examples") for path in (ROOT / top).rglob("*")
+        path
+        for top in ("forebay", "tests", "benchmarks", "scripts", "examples")
+        for path in (ROOT / top).rglob("*")
+        if path.parent.name != "__pycache__"
     ):
         name = str(path.relative_to(ROOT))
         tree.files.add(name)

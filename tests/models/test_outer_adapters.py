@@ -97,11 +97,11 @@ def read(made: Trained, folder: Path) -> Adapter:
 
 @pytest.mark.parametrize("name", OUTERS)
 def test_adapter_of_a_model_with_images_gives_the_logits_of_peft(
-    name: str, trained: Callable[[str], Trained], ops: Any, tmp_path: Path
+    name: str, trained: Callable[[str], Trained], native: Any, tmp_path: Path
 ) -> None:
     made = trained(name)
     adapter = read(made, made.adapter)
-    model = models.load(open_checkpoint(made.folder), ops=ops, dtype=torch.float32, adapters=SLOTS)
+    model = models.load(open_checkpoint(made.folder), ops=native, dtype=torch.float32, adapters=SLOTS)
     for _ in model.adapters.write(1, model.adapters.pack(adapter)):
         pass
     driver = Driver(model)
