@@ -23,8 +23,8 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.servers import served
-from forebay.base.errors import ForebayError
-from forebay.base.http_client import Connection, Origin, get_json
+from forebay.base.http_client import Origin, get_json
+from forebay.bench.load import send
 
 STREAMS, ARRIVALS_S = 8, 4.0
 PATH = "/v1/completions"
@@ -37,15 +37,8 @@ def body(num_tokens: int, max_tokens: int) -> dict[str, Any]:
 
 async def stream(origin: Origin, num_tokens: int, max_tokens: int) -> list[float]:
     """When each of its tokens came, in seconds since the request."""
-    times: list[float] = []
-    connection = await Connection.connect(origin)
-    try:
-        start = time.monotonic()
-        asked = body(num_tokens, max_tokens)
-        await connection.request("POST", PATH, asked, lambda event: times.append(time.monotonic() - start))
-    finally:
-        connection.close()
-    return times
+    answer = await send(origin, PATH, body(num_tokens, max_tokens))
+    return [at - answer.sent for at in answer.arrivals]
 
 
 async def first_tokens(servers: dict[str, Origin], num_tokens: int, repeats: int) -> dict[str, float]:
@@ -92,15 +85,9 @@ async def recovery(origin: Origin, pid: int, role: str) -> float:
     os.kill(victim, signal.SIGKILL)
     start = time.monotonic()
     while True:
-        connection = await Connection.connect(origin)
-        try:
-            await connection.request("POST", PATH, {**body(16, 2), "stream": False})
-            if connection.status == 200:
-                return time.monotonic() - start
-        except ForebayError:
-            pass
-        finally:
-            connection.close()
+        answer = await send(origin, PATH, {**body(16, 2), "stream": False})
+        if answer.status == 200 and not answer.failure:
+            return time.monotonic() - start
         await asyncio.sleep(0.1)
 
 

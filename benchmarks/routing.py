@@ -26,14 +26,15 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import median
 from typing import Any, Final
 
 from benchmarks.cache_trace import Turn, make_trace
 from benchmarks.servers import started
 from forebay.base.errors import ForebayError
-from forebay.base.http_client import Connection, Origin, get_json, post_json
+from forebay.base.http_client import Origin, get_json, post_json
+from forebay.bench.connection import LoadConnection
+from forebay.bench.load import Timed, exchange
 from forebay.route.announcement import Role
 from forebay.route.membership import MemberRecord, Membership
 from forebay.route.prefixes import BLOCK_BYTES
@@ -272,29 +273,19 @@ async def _serve() -> None:
 
 async def _streams(origin: Origin, num_streams: int, seconds: float) -> tuple[list[float], float]:
     """Milliseconds to the first byte of each request, and events a second of all."""
-    firsts: list[float] = []
-    num_events, start = 0, time.monotonic()
+    body = {"prompt": "x" * 2000, "max_tokens": NUM_EVENTS, "stream": True}
+    answers: list[Timed] = []
+    start = time.monotonic()
 
     async def one() -> None:
-        nonlocal num_events
-        connection = await Connection.connect(origin)
-        try:
-            while time.monotonic() - start < seconds:
-                times: list[float] = []
-                asked = time.monotonic()
-                body = {"prompt": "x" * 2000, "max_tokens": NUM_EVENTS, "stream": True}
-                await connection.request("POST", "/v1/completions", body, partial(_note_time, times))
-                firsts.append(1e3 * (times[0] - asked))
-                num_events += len(times)
-        finally:
-            connection.close()
+        connection = await LoadConnection.connect(origin)
+        while time.monotonic() - start < seconds:
+            answers.append(await exchange(connection, "/v1/completions", body))
+        connection.close()
 
     await asyncio.gather(*(one() for _ in range(num_streams)))
-    return firsts, num_events / (time.monotonic() - start)
-
-
-def _note_time(times: list[float], event: bytes) -> None:
-    times.append(time.monotonic())
+    num_events = sum(len(answer.arrivals) for answer in answers)
+    return [1e3 * (answer.arrivals[0] - answer.sent) for answer in answers], num_events / (time.monotonic() - start)
 
 
 async def latency(repeats: int, seconds: float) -> None:

@@ -11,6 +11,7 @@ request every 12 s, for 5 s and every 60 s.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import http.client
 import itertools
 import json
@@ -27,6 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.servers import started
+from forebay.base.http_client import Origin
+from forebay.bench.load import send
 from forebay.engine.lifecycle.spawn import spawn
 from forebay.formats.store import find_model
 
@@ -53,19 +56,15 @@ class Server:
             raise SystemExit(f"{path}: {response.status} {answer}")
         return answer
 
-    def stream(self, max_tokens: int) -> Iterator[float]:
+    def stream(self, max_tokens: int) -> list[float]:
         """The times of a completion's events."""
-        connection = http.client.HTTPConnection(self.url, timeout=_LIMIT_S)
         body = {"model": self.name, "prompt": _PROMPT, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        while line := response.readline():
-            if line.startswith(b"data: ") and b"[DONE]" not in line:
-                yield time.perf_counter()
+        sending = send(Origin(self.url), "/v1/completions", body)
+        return asyncio.run(asyncio.wait_for(sending, _LIMIT_S)).arrivals
 
     def first_token_s(self) -> float:
         begin = time.perf_counter()
-        return next(self.stream(1)) - begin
+        return self.stream(1)[0] - begin
 
     def resident(self) -> int:
         """Bytes of the server and its engine; the chat templates' process is as it was."""
@@ -101,7 +100,7 @@ def fastest_ms(seconds: list[float]) -> str:
 
 def sleeps(server: Server, repeats: int, table: Table) -> None:
     for _ in range(3):
-        list(server.stream(32))
+        server.stream(32)
     time.sleep(_SETTLED_S)  # graphs are captured
     serving_bytes = server.resident()
     for tags in TAGS:
@@ -167,7 +166,7 @@ def idle_bytes(server: Server, num_rounds: int = 2) -> tuple[int, int]:
     """Resident just behind a request, and on average over rounds of a request and silence."""
     serving, found = 0, []
     for _ in range(num_rounds):
-        list(server.stream(32))
+        server.stream(32)
         serving, until = server.resident(), time.monotonic() + _ROUND_S
         while time.monotonic() < until:
             found.append(server.resident())
@@ -200,7 +199,7 @@ def main() -> None:
                 updates.add_row(server.name, fastest_ms(seconds), f"{max(seconds) * 1e3:.0f}")
         if "idle" in words.only:
             with serving(str(path), "--sleep-idle-seconds=1") as server:
-                list(server.stream(32))
+                server.stream(32)
                 idle.add_row(server.name, *(f"{size / _MIB:.0f}" for size in idle_bytes(server)))
     for found in (table, updates, idle):
         if found.row_count:

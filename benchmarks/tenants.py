@@ -21,7 +21,6 @@ import io
 import os
 import random
 import tempfile
-import time
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -36,8 +35,9 @@ import psutil
 from PIL import Image
 
 from benchmarks.servers import served
-from forebay.base.errors import ForebayError
-from forebay.base.http_client import Connection, Origin
+from forebay.base.errors import EngineError, ForebayError
+from forebay.base.http_client import Origin
+from forebay.bench.load import send as send_one
 from forebay.cli.main import main as forebay
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -78,13 +78,10 @@ PROBES: dict[str, Ask] = {"words": lambda: words(16, 1), "an image": lambda: ima
 
 async def send(origin: Origin, ask: Ask) -> tuple[str, float]:
     """Return the status, and the seconds to the first event of the answer."""
-    (path, body), times = ask(), list[float]()
-    begin, connection = time.monotonic(), await Connection.connect(origin)
-    try:
-        await connection.request("POST", path, body, lambda _: times.append(time.monotonic()))
-    finally:
-        connection.close()
-    return str(connection.status), (times or [time.monotonic()])[0] - begin
+    answer = await send_one(origin, *ask())
+    if answer.failure:
+        raise EngineError(answer.failure, code="connection_lost")
+    return str(answer.status), (answer.arrivals or [answer.ended])[0] - answer.sent
 
 
 def cpu_s(pid: int) -> tuple[float, float]:

@@ -56,6 +56,34 @@ class Load:
     burstiness: float = 1.0
 
 
+class Timed(NamedTuple):
+    """One answer; times in seconds of `time.perf_counter`. `arrivals` are those of the events of a stream but the last,
+    which has no content. `failure` says why the answer is not whole, "" if it is."""
+
+    status: int
+    sent: float
+    arrivals: list[float]
+    ended: float
+    failure: str
+
+
+async def exchange(connection: LoadConnection, path: str, payload: dict[str, Any]) -> Timed:
+    """Send one request and wait for the whole answer. Raises HttpParserError for an answer that is not HTTP."""
+    answer = await connection.exchange(encode_request(connection.origin, "POST", path, payload))
+    reading = read_answer(answer)
+    arrivals = [at for at, event in reading.events if event != DONE]
+    return Timed(reading.status, answer.sent, arrivals, answer.ended, answer.failure)
+
+
+async def send(origin: Origin, path: str, payload: dict[str, Any]) -> Timed:
+    """Send one request on a connection of its own, as `exchange` does. Raises Unavailable if no server listens."""
+    connection = await LoadConnection.connect(origin)
+    try:
+        return await exchange(connection, path, payload)
+    finally:
+        connection.close()
+
+
 class Run(NamedTuple):
     """The result of a load: samples in the order of the prompts, the seconds from the first request to the last
     answer's end, and the CPU seconds that this process spent in them."""

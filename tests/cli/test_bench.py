@@ -15,7 +15,7 @@ import pytest
 from forebay.base.errors import ConfigError, EngineError
 from forebay.base.http_client import Connection, Origin, stream_json
 from forebay.bench.connection import Answer, LoadConnection
-from forebay.bench.load import Load, Target, run_load, to_sample
+from forebay.bench.load import Load, Target, Timed, run_load, send, to_sample
 from forebay.bench.metrics import Sample, summarize
 from forebay.bench.prompts import CHAT, COMPLETIONS, Text, conversations, random_prompts
 from forebay.cli import bench
@@ -292,3 +292,17 @@ def test_a_key_is_sent_as_a_bearer_token() -> None:
 def test_an_address_that_cannot_be_reached_this_way_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         Origin(url)
+
+
+def test_send_times_each_event_of_one_request_and_reports_its_status() -> None:
+    def sent(*replies: bytes) -> Timed:
+        async def body(origin: Origin) -> Timed:
+            return await send(origin, COMPLETIONS, {"prompt": "x", "stream": True})
+
+        return against(answer(*replies), body)
+
+    timed = sent(chunked(TOKEN, TOKEN, USAGE, b"[DONE]"))
+    assert (timed.status, timed.failure, len(timed.arrivals)) == (200, "", 3)
+    assert timed.sent <= timed.arrivals[0] <= timed.arrivals[-1] <= timed.ended
+    refused = sent(REFUSED)
+    assert (refused.status, refused.arrivals) == (429, [])
