@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gpu_decode import bandwidth
+from forebay.base.scan_rows import CHUNK
+from forebay.config.engine_config import CacheTypes
 from forebay.formats.gguf_types import GGML_TYPES
 from forebay.formats.quantized import MXFP4, CodeFormat, GroupQuantized, stored_codes
 from forebay.ops.reference.attention import KvCache, PagedKv
@@ -29,6 +31,7 @@ from forebay.ops.reference.recurrence import Scan, StateBatch
 from forebay.ops.triton import TritonOps
 from forebay.ops.triton.choices import ALL_ROWS
 from forebay.ops.triton.linear import TritonLinearWeight
+from forebay.pools.cache_spec import RecentInputs, RecurrentState
 
 Call = Callable[[int], object]
 """A call on the i-th copy of its weights."""
@@ -58,7 +61,7 @@ class Row:
 
 
 class Sizes:
-    """The shapes: those of Llama-3.1-8B and Falcon-H1-7B, or tiny ones."""
+    """The shapes: those of Llama-3.1-8B, Falcon-H1-7B and Qwen3.5-9B, or tiny ones."""
 
     def __init__(self, *, tiny: bool) -> None:
         self.matrices = [(64, 256)] if tiny else [(14_336, 4096), (4096, 4096)]
@@ -67,6 +70,7 @@ class Sizes:
         self.heads = (4, 2, 16) if tiny else (32, 8, 128)
         self.prompt = 3 if tiny else 2048
         self.states = (2, 16, 32) if tiny else (24, 128, 256)  # heads, head size, state size
+        self.delta = (2, 1, 16) if tiny else (32, 16, 128)  # heads, key heads, their size
         self.square = 64 if tiny else 8192
 
 
@@ -147,32 +151,62 @@ def attention(ops: TritonOps, sizes: Sizes, device: str) -> Iterator[Row]:
 
 
 def scans(ops: TritonOps, sizes: Sizes, device: str) -> Iterator[Row]:
-    heads, size, state_size = sizes.states
-    for batch, tokens in ((64 if heads > 2 else 2, 1), (1, sizes.prompt)):
-        state = torch.zeros(batch + 1, heads, state_size, size, device=device)
-        total, ints = batch * tokens, {"dtype": torch.int32, "device": device}
-        slots, starts = torch.arange(1, batch + 1, **ints), torch.arange(batch + 1, **ints) * tokens
-        none = torch.zeros(0, **ints)
-        states = StateBatch(
-            slots=slots,
-            write_slots=slots,
-            q_start=starts,
-            q_stop=starts[1:],
-            snap_start=torch.zeros(batch + 1, **ints),
-            snap_ends=none,
-            snap_slots=none,
-        )
+    """Of decodes only the last of a chunk writes the state."""
+    for batch, tokens in ((64 if sizes.square > 64 else 2, 1), (1, sizes.prompt)):
+        total = batch * tokens
+        heads, size, state_size = sizes.states
+        state = _slots(batch, (heads, state_size, size), RecentInputs(model=(heads * size, state_size, heads)), device)
+        states, moved = _state_batch(batch, tokens, device), 1 + 1 / CHUNK if tokens == 1 else 2.0
         x = torch.randn(total, heads, size, device=device).bfloat16()
         b = torch.randn(total, 1, state_size, device=device).bfloat16()
         dt, ones = torch.zeros(total, heads, device=device).bfloat16(), torch.ones(heads, device=device)
         scan = Scan(-ones, ones, ones)
         yield Row(
             name=f"Mamba 2, {batch} x {tokens} tokens, {heads} heads of {size} x {state_size}",
-            num_bytes=2.0 * batch * state[0].nbytes + 2 * x.nbytes + 2 * b.nbytes,
+            num_bytes=moved * batch * 4.0 * heads * size * state_size + 2 * x.nbytes + 2 * b.nbytes,
             operations=6.0 * total * heads * size * state_size,
             ours=lambda _, a=(x, dt, b, b, scan, state, states): ops.mamba2_scan(*a),
             theirs=None,
         )
+        heads, key_heads, size = sizes.delta
+        for decays in ((), (size,)):
+            own_keys = heads if decays else key_heads
+            recent = RecentInputs(
+                float32=(heads * (size if decays else 1), heads), model=(own_keys * size, heads * size)
+            )
+            state = _slots(batch, (heads, size, size), recent, device)
+            key = torch.randn(total, own_keys, size, device=device).bfloat16()
+            value = torch.randn(total, heads, size, device=device).bfloat16()
+            decay, beta = -torch.rand(total, heads, *decays, device=device), torch.rand(total, heads, device=device)
+            yield Row(
+                name=f"delta rule{' by channel' if decays else ''}, {batch} x {tokens} tokens, {heads} heads of {size}",
+                num_bytes=moved * batch * 4.0 * heads * size * size + 2 * (key.nbytes + value.nbytes) + decay.nbytes,
+                operations=8.0 * total * heads * size * size,
+                ours=lambda _, a=(key, key, value, decay, beta, state, states): ops.gated_delta_rule(*a),
+                theirs=None,
+            )
+
+
+def _slots(batch: int, state: tuple[int, ...], recent: RecentInputs, device: str) -> Tensor:
+    (column,) = RecurrentState(ssm=state, recent=recent).columns(CacheTypes(dtype="bfloat16", chunked_scans=True))
+    return torch.zeros(batch + 1, *column.shape, device=device)
+
+
+def _state_batch(batch: int, tokens: int, device: str) -> StateBatch:
+    """Decodes are in the middle of a chunk."""
+    ints = {"dtype": torch.int32, "device": device}
+    slots, starts, none = torch.arange(1, batch + 1, **ints), torch.arange(batch + 1, **ints), torch.zeros(0, **ints)
+    positions = torch.full((batch,), CHUNK // 2, device=device) if tokens == 1 else torch.arange(tokens, device=device)
+    return StateBatch(
+        slots=slots,
+        write_slots=slots,
+        q_start=starts * tokens,
+        q_stop=starts[1:] * tokens,
+        snap_start=torch.zeros(batch + 1, **ints),
+        snap_ends=none,
+        snap_slots=none,
+        positions=positions,
+    )
 
 
 def time_us(call: Call, copies: int, device: str) -> float:

@@ -248,6 +248,7 @@ def state_batch(sequences: int, length: int) -> StateBatch:
         snap_start=torch.zeros(sequences + 1, dtype=torch.int32),
         snap_ends=none,
         snap_slots=none,
+        positions=torch.arange(length).repeat(sequences),
     )
 
 

@@ -110,7 +110,8 @@ def _context(model: Model, length: int, dtype: torch.dtype) -> ForwardContext:
         out_cache_loc=_PAGE + torch.arange(length),
     )
     no_snapshots = {"snap_start": torch.zeros(2, dtype=torch.int32), "snap_ends": none, "snap_slots": none}
-    states = States(StateBatch(slots=row, write_slots=row, q_start=ends, q_stop=ends[1:], **no_snapshots))
+    own = {"q_start": ends, "q_stop": ends[1:], "positions": torch.arange(length)}
+    states = States(StateBatch(slots=row, write_slots=row, **own, **no_snapshots))
     kinds = {"kv": paged, "window": paged, "state": states}
     return ForwardContext(positions=torch.arange(length), kinds=kinds, cache=cache)
 

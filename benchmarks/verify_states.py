@@ -76,6 +76,7 @@ def batch_of(slots: Tensor, lens: int, accepted: int, write_slots: Tensor) -> St
         snap_start=torch.zeros_like(q_start),
         snap_ends=none,
         snap_slots=none,
+        positions=torch.arange(lens).repeat(len(slots)),
     )
 
 

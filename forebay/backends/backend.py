@@ -49,7 +49,8 @@ class Backend:
     device "cuda". `fit` is None for a backend that is never the default. Of the others the one with the lowest `order`
     that suits the machine is the default. `rounds_inputs`: inputs of weights in codes are rounded to `activation_bits`.
     `widens_bfloat16`: matrices stay in bfloat16 if the model computes in float32. `uses_codes`: weights in codes are
-    faster than the same weights unpacked. `resolve` returns the name of the backend that this one stands for on a CPU.
+    faster than the same weights unpacked. `chunked_scans`: slots of states have the inputs of an open chunk, too
+    (`base.scan_rows`). `resolve` returns the name of the backend that this one stands for on a CPU.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Backend:
     rounds_inputs: bool = False
     widens_bfloat16: bool = False
     uses_codes: bool = True
+    chunked_scans: bool = False
     resolve: Callable[[Cpu], str] | None = None
 
     def on(self, cpu: Cpu) -> str:

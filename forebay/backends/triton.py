@@ -86,4 +86,6 @@ def _machine() -> str:
     return f"{name} {capability}, {driver}, torch {torch.__version__}, Triton {triton.__version__}"
 
 
-BACKENDS: Final = (Backend(name="triton", about="for NVIDIA GPUs", make=_make, device="cuda", order=1, fit=_fit),)
+BACKENDS: Final = (
+    Backend(name="triton", about="for NVIDIA GPUs", make=_make, device="cuda", order=1, fit=_fit, chunked_scans=True),
+)

@@ -113,6 +113,7 @@ class CacheTypes:
     sparse_kv_on_host: bool = False  # HiSparse: the KV of layers that read few tokens is in the host tier
     width: int = 1  # tokens of a request in a step that decodes or verifies, at most
     movable: bool = False  # what layers keep goes to engines with other pages and widths
+    chunked_scans: bool = False  # the kernels' scans keep the inputs of an open chunk behind the state
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -404,6 +404,7 @@ def _field_values(settled: Settled) -> dict[str, Any]:
     values["wake_on_request"] |= values["sleep_idle_seconds"] > 0
     values["radix_cache"] = not settled["disable_radix_cache"]
     values["width"] = settled["speculative_num_draft_tokens"]
+    values["chunked_scans"] = BACKENDS[str(settled["kernels"])].chunked_scans
     values["movable"] = disaggregation.role_of(settled) is not DisaggregationMode.NULL
     values["strategy"], values["track_interval"] = values["mamba_scheduler_strategy"], values["mamba_track_interval"]
     return values

@@ -18,7 +18,7 @@ from forebay.layers.context import ForwardContext
 from forebay.layers.params import Rows
 from forebay.layers.states import States
 from forebay.ops.reference.recurrence import Convolution, DeltaGates, GatedNorm
-from forebay.pools.cache_spec import RecurrentState
+from forebay.pools.cache_spec import RecentInputs, RecurrentState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,9 @@ class GatedDelta:
         self._ops, self._delta = parts.ops, delta
         ssm = (heads, delta.key_head_dim, delta.value_head_dim)
         inputs = 2 * delta.channels + delta.value_size + 2 * heads + 4 * heads  # beta and decays in float32 as well
-        self._layer = parts.keep(RecurrentState(conv=(delta.width - 1, delta.channels), ssm=ssm, inputs=inputs))
+        recent = RecentInputs(float32=(heads, heads), model=(delta.key_size, delta.value_size))
+        conv = (delta.width - 1, delta.channels)
+        self._layer = parts.keep(RecurrentState(conv=conv, ssm=ssm, inputs=inputs, recent=recent))
         self._inputs = parts.linear(dict(spec.inputs), spec.hidden_size, rows=spec.input_rows)
         self._output = parts.linear({spec.output_name: spec.hidden_size}, delta.value_size)
         sizes = (delta.channels,) if len(spec.kernels) == 1 else (delta.key_size, delta.key_size, delta.value_size)

@@ -15,7 +15,7 @@ from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.states import States
 from forebay.ops.reference.recurrence import Convolution, DeltaGates, GatedNorm
-from forebay.pools.cache_spec import RecurrentState
+from forebay.pools.cache_spec import RecentInputs, RecurrentState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,9 @@ class KimiDeltaLayer:
         size, heads, dim = delta.size, delta.num_heads, delta.head_dim
         self._ops, self._delta, self._rank = parts.ops, delta, spec.gate_rank
         inputs = 6 * size + 2 * spec.gate_rank + heads + 2 * (size + heads)
-        self._layer = parts.keep(RecurrentState(conv=(delta.width - 1, 3 * size), ssm=(heads, dim, dim), inputs=inputs))
+        ssm, recent = (heads, dim, dim), RecentInputs(float32=(size, heads), model=(size, size))
+        conv = (delta.width - 1, 3 * size)
+        self._layer = parts.keep(RecurrentState(conv=conv, ssm=ssm, inputs=inputs, recent=recent))
         decay, gate = ("f_a_proj", "g_a_proj") if spec.low_rank else ("f_proj", "g_proj")
         outputs = {"q_proj": size, "k_proj": size, "v_proj": size, decay: spec.gate_rank, gate: spec.gate_rank}
         self._inputs = parts.linear({**outputs, "b_proj": heads}, spec.hidden_size)

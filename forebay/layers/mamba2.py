@@ -17,7 +17,7 @@ from forebay.layers.context import ForwardContext
 from forebay.layers.linear import Linear
 from forebay.layers.states import States
 from forebay.ops.reference.recurrence import Convolution, GatedNorm, Scan
-from forebay.pools.cache_spec import RecurrentState
+from forebay.pools.cache_spec import RecentInputs, RecurrentState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,9 @@ class Mamba2:
         self._ops, self._mixer = parts.ops, mixer
         ssm = (heads, mixer.state_size, mixer.head_dim)
         inputs = mixer.intermediate_size + 2 * channels + heads
-        self._layer = parts.keep(RecurrentState(conv=(mixer.width - 1, channels), ssm=ssm, inputs=inputs))
+        recent = RecentInputs(model=(mixer.intermediate_size, mixer.group_channels, heads))
+        conv = (mixer.width - 1, channels)
+        self._layer = parts.keep(RecurrentState(conv=conv, ssm=ssm, inputs=inputs, recent=recent))
         self._inputs = _inputs(spec, parts)
         scales = ((spec.hidden_size, spec.multipliers.output),)
         self._output = parts.linear(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar, Final, NamedTuple
 
+from forebay.base.scan_rows import part_offsets
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import CacheTypes
 from forebay.config.rules import ITEM_BYTES
@@ -268,26 +269,45 @@ class OverlappingBlockStates(BlockStates):
         return f"states of the last {2 * self.rate} tokens, twice {self.width}"
 
 
+class RecentInputs(NamedTuple):
+    """Entries of one token: each is a part of a slot's row of its own, those in float32 first."""
+
+    float32: tuple[int, ...] = ()
+    model: tuple[int, ...] = ()
+
+
+NO_RECENT_INPUTS: Final = RecentInputs()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecurrentState(CacheSpec):
     """A state of fixed size: `conv` are the last inputs of a causal convolution, `[kernel - 1, channels]`, in the
     model's dtype; `ssm` is the state that a scan carries on, of any shape, in the dtype of `--mamba-ssm-dtype`. () for
     none. `inputs` counts the entries in the model's dtype that a token needs until it is certain that it stays
-    (decision 34); entries in float32 count twice."""
+    (decision 34); entries in float32 count twice. `recent` are the entries of a token, in float32 and in the model's
+    dtype, that scans in chunks keep of each token of the open chunk, behind the state (`base.scan_rows`)."""
 
     kind: ClassVar[str] = STATE
 
     conv: tuple[int, ...] = ()
     ssm: tuple[int, ...] = ()
     inputs: int = 0
+    recent: RecentInputs = NO_RECENT_INPUTS
 
     @property
     def inputs_per_token(self) -> int:
         return self.inputs
 
     def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
-        parts = (("conv", self.conv, types.dtype), ("ssm", self.ssm, types.mamba_ssm_dtype))
+        ssm = self._row(types) if types.chunked_scans and self.recent != NO_RECENT_INPUTS else self.ssm
+        parts = (("conv", self.conv, types.dtype), ("ssm", ssm, types.mamba_ssm_dtype))
         return tuple(CacheColumn(name, self.kind, shape, dtype) for name, shape, dtype in parts if shape)
+
+    def _row(self, types: CacheTypes) -> tuple[int, ...]:
+        """Return the shape of a slot's row, which has a state and the recent inputs."""
+        state, recent = ITEM_BYTES[types.mamba_ssm_dtype], self.recent
+        sizes = [*(4 * count for count in recent.float32), *(ITEM_BYTES[types.dtype] * n for n in recent.model)]
+        return (part_offsets(math.prod(self.ssm) * state, sizes)[-1] // state,)
 
     def __str__(self) -> str:
         parts = (("convolution", self.conv), ("scan", self.ssm))

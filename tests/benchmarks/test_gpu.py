@@ -45,7 +45,10 @@ def test_gpu_kernels_fill_their_table_in_the_interpreter(
     monkeypatch.setattr(gpu_kernels, "FORMS", {name: gpu_kernels.FORMS[name] for name in ("bfloat16", "MXFP4")})
     gpu_kernels.main()
     rows = [
-        line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith(("| p", "| a", "| M"))
+        line.split("|")[1:-1]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith(("| p", "| a", "| M", "| d"))
     ]
-    assert [row[0].split()[0].rstrip(",") for row in rows] == ["Mamba"] * 2 + ["product"] * 4 + ["attention"] * 2
+    scans = ["Mamba", "delta", "delta"]
+    assert [row[0].split()[0].rstrip(",") for row in rows] == scans * 2 + ["product"] * 4 + ["attention"] * 2
     assert all(float(row[2].replace(",", "")) > 0 for row in rows)

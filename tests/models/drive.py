@@ -93,7 +93,7 @@ class Driver:
             )
             for table in (self.page_table, self.window_table)
         )
-        states = States(state_batch(rows, q_start, snapshots))
+        states = States(state_batch(rows, q_start, positions, snapshots))
         kinds = {"kv": full, "window": window, "state": states, "ring": full}
         slots = None if self.slots is None else torch.tensor(self.slots, dtype=torch.int32)[owner]
         rotary = positions.repeat(3, 1) if self.model.mrope else None
@@ -117,7 +117,9 @@ class Driver:
         return table[owner, positions // self.page_size].long() * self.page_size + positions % self.page_size
 
 
-def state_batch(rows: Tensor, q_start: Tensor, snapshots: Sequence[tuple[int, int, int]] = ()) -> StateBatch:
+def state_batch(
+    rows: Tensor, q_start: Tensor, positions: Tensor, snapshots: Sequence[tuple[int, int, int]] = ()
+) -> StateBatch:
     """Of sequences whose state slots are `rows`; `snapshots` as for `Driver.step`."""
     ends = [int(q_start[i]) + after for i, after, _ in snapshots]
     counts = torch.bincount(torch.tensor([i for i, _, _ in snapshots], dtype=torch.int64), minlength=len(rows))
@@ -129,6 +131,7 @@ def state_batch(rows: Tensor, q_start: Tensor, snapshots: Sequence[tuple[int, in
         snap_start=torch.tensor([0, *counts.cumsum(0).tolist()], dtype=torch.int32),
         snap_ends=torch.tensor(ends, dtype=torch.int32),
         snap_slots=torch.tensor([slot for _, _, slot in snapshots], dtype=torch.int32),
+        positions=positions,
     )
 
 

@@ -10,6 +10,8 @@ _ATTENTION = "ops/triton/attention.py"
 _EVERY_STEP = "ops/test_triton_segments.py::test_c31_attention_of_a_position_is_the_same_in_every_step"
 _LAUNCH = "ops/triton/launch.py"
 _PRODUCTS = "ops/triton/products.py"
+_SCANS = "ops/triton/scans.py"
+_ANY_CUT = "ops/test_triton.py::test_c31_a_scan_in_chunks_has_the_same_bits_wherever_a_step_begins_and_ends"
 _ANY_ROWS = "ops/test_triton_linear.py::test_c31_a_row_of_a_product_has_the_same_bits_among_any_number_of_rows"
 _IN_CODES = "ops/test_triton_linear.py::test_linear_in_codes_is_linear_of_the_values"
 _ANY_STEP = "ops/test_triton_linear.py::test_c31_a_token_s_experts_give_it_the_same_bits_in_every_step"
@@ -110,19 +112,83 @@ GPU: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C31 a state is rounded after each token, wherever a step ends",
         "ops/triton/recurrence.py",
-        "        tl.store(out + (token * HEADS + head) * P + p, y.to(out.dtype.element_ty), mask=live_p)\n"
-        "        rounded = h.to(state.dtype.element_ty)\n"
-        "        h = rounded.to(tl.float32)\n",
-        "        tl.store(out + (token * HEADS + head) * P + p, y.to(out.dtype.element_ty), mask=live_p)\n"
+        "        rounded = h.to(state.dtype.element_ty)\n        h = rounded.to(tl.float32)\n",
         "        rounded = h.to(state.dtype.element_ty)\n",
         "ops/test_triton.py::test_c31_a_recurrence_has_the_same_bits_however_its_tokens_come",
     ),
     Mutant(
         "C31 a scan loads the inputs of the next token, however few a step has",
         "ops/triton/recurrence.py",
-        "        next_b = tl.load(b_at + (token + 1) * b_token, mask=live_n & some, other=0.0)\n",
-        "        next_b = tl.load(b_at + (token + (stop - first > 2)) * b_token, mask=live_n & some, other=0.0)\n",
+        "        next_b = tl.load(b + (token + 1) * b_token + n, mask=live_n & some, other=0.0)\n",
+        "        next_b = tl.load(b + (token + (stop - first > 2)) * b_token + n, mask=live_n & some, other=0.0)\n",
         "ops/test_triton.py::test_c31_a_recurrence_has_the_same_bits_however_its_tokens_come",
+    ),
+    Mutant(
+        "C31 a chunk of a recurrence begins at a position of the sequence, not with the step's tokens",
+        _SCANS,
+        "    return first - tl.load(positions + first) % CHUNK\n",
+        "    return first - tl.load(positions + first) * 0\n",
+        _ANY_CUT,
+    ),
+    Mutant(
+        "C31 the chunks of a sequence that has an open one are all prepared",
+        _SCANS,
+        "owner(q_start, num_seqs, block, CHUNK, 2)",
+        "owner(q_start, num_seqs, block, CHUNK, 1)",
+        _ANY_CUT,
+    ),
+    Mutant(
+        "C31 a state is rounded behind each chunk, wherever a step ends",
+        _SCANS,
+        "            after = tl.fma(h, all_left, dot32(xs32 * into_state[None, :], bs, WHOLE))\n"
+        "            h = tl.where(begin + CHUNK <= stop, after.to(kept).to(tl.float32), h)\n",
+        "            after = tl.fma(h, all_left, dot32(xs32 * into_state[None, :], bs, WHOLE))\n"
+        "            h = tl.where(begin + CHUNK <= stop, after, h)\n",
+        _ANY_CUT,
+    ),
+    Mutant(
+        "C31 the state of a chunk that is open stays what it was at the chunk's beginning",
+        _SCANS,
+        "            after = tl.fma(h, all_left, dot32(xs32 * into_state[None, :], bs, WHOLE))\n"
+        "            h = tl.where(begin + CHUNK <= stop, after.to(kept).to(tl.float32), h)\n",
+        "            after = tl.fma(h, all_left, dot32(xs32 * into_state[None, :], bs, WHOLE))\n"
+        "            h = after.to(kept).to(tl.float32)\n",
+        _ANY_CUT,
+    ),
+    Mutant(
+        "C16 a snapshot has what earlier steps brought of its open chunk",
+        _SCANS,
+        "wanted = (token < end) & (new | (to != slot)) & (to > 0)",
+        "wanted = (token < end) & new & (to > 0)",
+        "ops/test_triton.py::test_recurrences_equal_the_reference",
+    ),
+    Mutant(
+        "C16 a snapshot in the chunk with which a step begins gets the state before it",
+        _SCANS,
+        "mask=live_p & live_n & (to > 0) & changed)",
+        "mask=live_p & live_n & (to > 0) & (opened_at + CHUNK <= until))",
+        _ANY_CUT,
+    ),
+    Mutant(
+        "C14 padding columns are no part of a scan's sums",
+        _SCANS,
+        "        live = (n < D)[None, :]\n",
+        "        live = (n >= 0)[None, :]\n",
+        "ops/test_triton.py::test_recurrences_equal_the_reference",
+    ),
+    Mutant(
+        "C31 a delta rule's token writes without what those before it wrote",
+        _SCANS,
+        "        for t in range(1, tl.minimum(stop - begin, CHUNK).to(tl.int32)):\n",
+        "        for t in range(2, tl.minimum(stop - begin, CHUNK).to(tl.int32)):\n",
+        "ops/test_triton.py::test_recurrences_equal_the_reference",
+    ),
+    Mutant(
+        "C31 states are loaded in pieces of 16 bytes, so that a decode waits for their bytes alone",
+        _SCANS,
+        "tl.multiple_of((rows.to(tl.int64) + slot * ROW + OFFSET).to(tl.pointer_type(dtype)), 16)",
+        "(rows.to(tl.int64) + slot * ROW + OFFSET).to(tl.pointer_type(dtype))",
+        "ops/test_triton_ptx.py::test_kernels_load_wide_pieces_and_products_fill_matrix_units_without_spills",
     ),
     Mutant(
         "C31 two products share the rows of a weight only if their bits are the same",

@@ -166,30 +166,37 @@ def _bytewise() -> Case:
     return Case("bytewise", call)
 
 
-def _scan(kernel: str, tokens: int = 1) -> Case:
-    """Of states in float32, inputs in bfloat16: a decode of two sequences, or more tokens of the first."""
+def _scan(kernel: str, state_size: int = 128, *, per_channel: bool = False) -> Case:
+    """Of states in float32, inputs in bfloat16. A prompt and a decode are computed by the same code."""
 
     def call(ops: Any) -> None:
         import torch
 
         from forebay.ops.reference.recurrence import Scan
+        from forebay.pools.cache_spec import RecentInputs
+        from tests.ops.chunks import rows_of_slots
         from tests.ops.recurrences import state_batch
 
         def zeros(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.bfloat16)
 
-        batch, total = state_batch([tokens, 1], [1, 2]), tokens + 1
-        eight, state = torch.zeros(8), torch.zeros(4, 8, 128, 128)
-        if kernel == "_mamba2":
-            b = zeros(total, 1, 128)
-            ops.mamba2_scan(zeros(total, 8, 128), zeros(total, 8), b, b, Scan(eight, eight, eight), state, batch)
-        elif kernel == "_mamba1":
-            rates, wide, x = torch.zeros(4096, 16), torch.zeros(4096), zeros(total, 4096)
+        batch = state_batch([1, 1], [1, 2])
+        eight, value = torch.zeros(8), zeros(2, 8, 128)
+        if kernel == "_mamba1":
+            rates, wide, x = torch.zeros(4096, 16), torch.zeros(4096), zeros(2, 4096)
             scan = Scan(rates, wide, wide)
             ops.mamba1_scan(x, x, x[:, :16], x[:, 16:32], scan, torch.zeros(4, 4096, 16), batch)
+        elif kernel.endswith("mamba2"):
+            b = zeros(2, 1, state_size)
+            recent = RecentInputs(model=(8 * 128, state_size, 8))
+            table = rows_of_slots(4, (8, state_size, 128), recent)
+            ops.mamba2_scan(value, zeros(2, 8), b, b, Scan(eight, eight, eight), table, batch)
         else:
-            key, decays = zeros(total, 4, 128), torch.zeros(total, 8)
-            ops.gated_delta_rule(key, key, zeros(total, 8, 128), decays, decays, state, batch)
+            key, decays = zeros(2, 4, 128), torch.zeros(2, 8, *[128][:per_channel])
+            recent = RecentInputs(float32=(decays[0].numel(), 8), model=(4 * 128, 8 * 128))
+            ops.gated_delta_rule(
+                key, key, value, decays, torch.zeros(2, 8), rows_of_slots(4, (8, 128, 128), recent), batch
+            )
 
     return Case(kernel, call)
 
@@ -210,16 +217,26 @@ def _attention(codes: str, tokens: int) -> Case:
     return Case("_attend", call)
 
 
-SCANS = ("_mamba2", "_mamba1", "_delta_rule")
+SCANS = {
+    "Mamba 2": _scan("scan_mamba2"),
+    "Mamba 2, wide states": _scan("scan_mamba2", 256),
+    "Mamba 2, chunks": _scan("prepare_mamba2"),
+    "Mamba 2, open chunks": _scan("keep_recent"),
+    "Mamba 1": _scan("_mamba1"),
+    "delta rule": _scan("scan_delta"),
+    "delta rule, chunks": _scan("prepare_delta"),
+    "delta rule by channel": _scan("scan_delta", per_channel=True),
+    "delta rule by channel, chunks": _scan("prepare_delta", per_channel=True),
+}
 CASES: dict[str, Case] = {
     f"{form or 'dense'}, {rows} rows": _product(rows, form)
     for form in (None, "int4 by 128", "Q4_0", "Q8_0", "MXFP4", "FP8 by 128", "Q4_K", "Q6_K", "NVFP4")
     for rows in (1, 64, 128, 300)
 } | {f"experts, {tokens} tokens": _experts(tokens) for tokens in (1, 900)}
 CASES |= {f"FP8 by FP8, {rows} rows": _product(rows, "FP8 by 128", fp8_inputs=True) for rows in (1, 64, 128, 300)}
-CASES |= {f"{kernel}, {tokens} tokens": _scan(kernel, tokens) for kernel in SCANS for tokens in (1, 300)}
 KV_TYPES = ("bfloat16", "int8", "uint8")
 CASES |= {f"KV in {codes}, {tokens} tokens": _attention(codes, tokens) for codes in KV_TYPES for tokens in (2, 9)}
+CASES |= SCANS
 CASES["bytewise"] = _bytewise()
 CASES["every tile"] = _every_tile()
 

@@ -26,8 +26,10 @@ def state_batch(
     snapshots: Sequence[Sequence[tuple[int, int]]] = (),
     *,
     write_slots: Sequence[int] | None = None,
+    before: Sequence[int] | None = None,
 ) -> StateBatch:
-    """`snapshots` of each sequence: (tokens of it in this step, slot). `write_slots` None: as in an ordinary step."""
+    """`snapshots` of each sequence: (tokens of it in this step, slot). `write_slots` None: as in an ordinary step.
+    `before`: tokens of each before this step, None for none."""
     starts = np.cumsum([0, *lens])
     per_seq = [list(snapshots[i]) if i < len(snapshots) else [] for i in range(len(lens))]
     flat = [(int(starts[i]) + length, slot) for i, snaps in enumerate(per_seq) for length, slot in snaps]
@@ -43,6 +45,7 @@ def state_batch(
         snap_start=ints(np.cumsum([0, *map(len, per_seq)])),
         snap_ends=ints(end for end, _ in flat),
         snap_slots=ints(slot for _, slot in flat),
+        positions=torch.tensor([(before[i] if before else 0) + t for i, n in enumerate(lens) for t in range(n)]).long(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -13,8 +14,9 @@ from forebay.ops.reference.accept import Known
 from forebay.ops.reference.attention import KvCache, segments
 from forebay.ops.reference.recurrence import GatedNorm
 from forebay.ops.reference.sampling import Draws
+from tests.ops.chunks import SMALL, clear_stale, slots_of, states_of
 from tests.ops.helpers import PagedCase, assert_same_bits, no_sequences, normal
-from tests.ops.recurrences import CASES, Conv, cut, joined, state_batch, state_table
+from tests.ops.recurrences import CASES, Conv, cut, joined, state_batch
 from tests.ops.test_steps import VOCAB, step_of
 from tests.ops.triton_device import HAS_GPU, ON_EACH_DEVICE, OnDevice, TritonOps, assert_close, attention
 from tests.ops.verifying import NUM_SLOTS, RAGGED, decode, verify
@@ -318,70 +320,116 @@ def test_fp8_kv_is_rounded_to_the_nearest_code_of_all(ops: Ops, reference: Ops) 
 
 # -- recurrences ------------------------------------------------------------------------------------------------------
 
-LENS, SLOTS = [3, 0, 1, 7, 1], [5, 2, 0, 1, 4]
+LENS, SLOTS, BEFORE = [3, 0, 1, 19, 1], [5, 2, 0, 1, 4], [14, 3, 0, 5, 31]
 # Entries with slot 0 are no snapshots, wherever they say that they end.
-SNAPSHOTS = [[(10**6, 0), (2, 9), (3, 0)], [], [], [(1, 10), (5, 11), (4, 0), (7, 12)], [(-5, 0)]]
+SNAPSHOTS = [[(10**6, 0), (2, 9), (3, 0)], [], [], [(1, 10), (5, 11), (4, 0), (17, 12)], [(-5, 0)]]
+RECURRENCES = {name: case for name, case in CASES.items() if "wide" not in name}
+RECURRENCES |= {f"small-{name}": case for name, case in SMALL.items()}
+FEW = ("conv", "conv-of-2", "mamba1-odd", "small-mamba2", "small-delta", "small-kda")
+READ = {5: 17, 1: 24, 4: 32, 9: 16, 10: 6, 11: 10, 12: 22}  # tokens by slot, behind such a step
 DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16)]
 
 
-@pytest.mark.quick(20)
+@pytest.mark.quick(24)
 @pytest.mark.parametrize("dtypes", DTYPES, ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("name", [name for name in CASES if "wide" not in name])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow][: name not in FEW]) for name in RECURRENCES],
+)
 def test_recurrences_equal_the_reference(
     ops: Ops, reference: Ops, name: str, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
     """Outputs, states and snapshots, of which slot 0 gets none whatever it holds (C14)."""
-    case, (dtype, state_dtype) = CASES[name], dtypes
+    case, (dtype, state_dtype) = RECURRENCES[name], dtypes
     if isinstance(case, Conv):
         state_dtype = dtype
     inputs = joined([case.inputs(length, dtype, seed=100 * i) for i, length in enumerate(LENS)])
-    batch = state_batch(LENS, SLOTS, SNAPSHOTS)
-    ours, theirs = (state_table(case, 13, state_dtype, seed=7) for _ in range(2))
+    batch = state_batch(LENS, SLOTS, SNAPSHOTS, before=BEFORE)
+    ours = slots_of(case, 13, state_dtype, dtype, seed=7)
+    theirs = states_of(case, ours, dict(zip(SLOTS, BEFORE, strict=True)), inputs).clone()
     ours[0] = NAN
     out, expected = case.call(ops, inputs, ours, batch), case.call(reference, inputs, theirs, batch)
     live = torch.cat([torch.full((n,), slot > 0) for n, slot in zip(LENS, SLOTS, strict=True)])
     assert_close(out[live], expected[live], state_dtype=state_dtype)
-    assert_close(ours[1:], theirs[1:], state_dtype=state_dtype)
+    states, written = states_of(case, ours, READ, inputs), list(READ)
+    assert_close(states[written], theirs[written], state_dtype=state_dtype)
     assert ours[0].isnan().all()
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(10)
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if "-" in name else name for name in CASES if "wide" not in name],
+    [pytest.param(name, marks=[pytest.mark.slow][: name not in FEW]) for name in RECURRENCES],
 )
 def test_c16_after_a_verify_every_slot_is_as_plain_decode_steps_leave_it(ops: Ops, name: str) -> None:
-    case = CASES[name]
+    case = RECURRENCES[name]
     inputs = [case.inputs(seq.num_tokens, torch.float32, seed=i) for i, seq in enumerate(RAGGED)]
-    verified = state_table(case, NUM_SLOTS, torch.float32, seed=7)
+    verified = slots_of(case, NUM_SLOTS, torch.float32, torch.float32, seed=7)
     verified[0] = NAN
     decoded = verified.clone()
     verify(ops, case, inputs, verified, RAGGED)
     decode(ops, case, inputs, decoded, RAGGED)
     assert verified[0].isnan().all()
-    assert_same_bits(verified[1:], decoded[1:])
+    lengths = {seq.slot: seq.start + seq.num_new for seq in RAGGED if seq.slot}
+    lengths |= {seq.wish_slot: seq.wish for seq in RAGGED if seq.start < seq.wish <= seq.start + seq.num_new}
+    ours, theirs = (clear_stale(case, table, lengths, inputs[0]) for table in (verified, decoded))
+    assert_same_bits(ours[1:], theirs[1:])
 
 
-@pytest.mark.parametrize("name", ["conv", "mamba2", "mamba1", "delta", "kda"])
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    ("length", "begins"),
+    [
+        pytest.param(19, (3, 15, 16), id="near-the-end-of-a-chunk"),
+        pytest.param(35, range(1, 35), id="each", marks=pytest.mark.slow),
+    ],
+)
+def test_c31_a_scan_in_chunks_has_the_same_bits_wherever_a_step_begins_and_ends(
+    ops: Ops, name: str, length: int, begins: Sequence[int]
+) -> None:
+    """A prompt at once leaves snapshots. From each of them a decode, a window to verify and the rest of the prompt give
+    the prompt's own bits, and leave its own states, which are bfloat16."""
+    case = SMALL[name]
+    inputs = case.inputs(length, torch.bfloat16, seed=3)
+    table = slots_of(case, length + 2, torch.bfloat16, torch.bfloat16, seed=7)
+    behind = {n + 1: n for n in range(1, length)}
+    whole = case.call(ops, inputs, table, state_batch([length], [1], [[(n, slot) for slot, n in behind.items()]]))
+    for width in (1, 5, length):
+        after = table.clone()
+        ends = [min(begin + width, length) for begin in begins]
+        lens = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        tokens = joined([cut(inputs, begin, end) for begin, end in zip(begins, ends, strict=True)])
+        slots = [begin + 1 for begin in begins]
+        out = case.call(ops, tokens, after, state_batch(lens, slots, before=begins))
+        expected = torch.cat([whole[begin:end] for begin, end in zip(begins, ends, strict=True)])
+        assert_same_bits(out, expected)
+        came_to = dict(zip(slots, ends, strict=True))
+        ours, theirs = clear_stale(case, after, came_to, inputs), clear_stale(case, table, behind | {1: length}, inputs)
+        for slot, end in came_to.items():
+            assert_same_bits(ours[slot], theirs[1 if end == length else end + 1])
+
+
+@pytest.mark.parametrize("name", ["conv", "mamba1"])
 def test_c31_a_recurrence_has_the_same_bits_however_its_tokens_come(ops: Ops, name: str) -> None:
     """At once, token by token, in parts that begin anywhere, beside other sequences. States are bfloat16."""
     case, length = CASES[name], 7
     inputs, other = (case.inputs(length, torch.bfloat16, seed=seed) for seed in (3, 4))
-    table = state_table(case, 3, torch.bfloat16, seed=7)
+    table = slots_of(case, 3, torch.bfloat16, torch.bfloat16, seed=7)
     whole = table.clone()
-    out = case.call(ops, inputs, whole, state_batch([length], [1]))
+    out = case.call(ops, inputs, whole, state_batch([length], [1], before=[12]))
     state, parts = table.clone(), []
     for start, end in pairwise([0, 1, 3, length]):
         both = joined([cut(other, start, end), cut(inputs, start, end)])
-        parts.append(case.call(ops, both, state, state_batch([end - start] * 2, [2, 1]))[end - start :])
+        batch = state_batch([end - start] * 2, [2, 1], before=[start, 12 + start])
+        parts.append(case.call(ops, both, state, batch)[end - start :])
     assert_same_bits(torch.cat(parts), out)
-    assert_same_bits(state[1], whole[1])
+    assert_same_bits(*(clear_stale(case, slots, {1: 12 + length}, inputs)[1] for slots in (state, whole)))
 
 
 @pytest.mark.parametrize("lens", [[], [0, 0]], ids=str)
 def test_recurrences_without_tokens_leave_states_alone(ops: Ops, lens: list[int]) -> None:
     for case in CASES.values():
-        state = state_table(case, 4, torch.float32, seed=7)
+        state = slots_of(case, 4, torch.float32, torch.float32, seed=7)
         before = state.clone()
         out = case.call(ops, case.inputs(0, torch.float32, seed=0), state, state_batch(lens, [1, 2][: len(lens)]))
         assert len(out) == 0

@@ -18,6 +18,7 @@ from forebay.base.errors import ConfigError
 from forebay.ops.interface import Ops
 from forebay.ops.reference.recurrence import Convolution
 from tests.formats.coded import FORMATS, random_codes, stored
+from tests.ops.chunks import SMALL, slots_of, states_of
 from tests.ops.helpers import assert_same_bits, normal
 from tests.ops.recurrences import state_batch
 
@@ -164,6 +165,20 @@ def test_op_whose_kernel_does_not_compile_writes_what_its_definition_does(
         assert_same_bits(*states)
     assert ops.fallbacks == {"causal_conv": f"{kernel}: OutOfResources: shared memory"}
     ops.rms_norm(x, x[0], 1e-5)
+    assert len(ops.fallbacks) == 1
+
+
+@pytest.mark.parametrize(("name", "kernel"), [("mamba2", "prepare_mamba2"), ("delta", "scan_delta")])
+def test_scan_whose_kernel_does_not_compile_reads_and_writes_the_states_of_slots(
+    monkeypatch: pytest.MonkeyPatch, name: str, kernel: str
+) -> None:
+    ops, reference, case = TritonOps("cpu", 1), Ops(1), SMALL[name]
+    refuse(monkeypatch, kernel)
+    inputs, batch = case.inputs(7, torch.float32, seed=3), state_batch([4, 3], [1, 2], [[(2, 3)]])
+    ours = slots_of(case, 4, torch.float32, torch.float32, seed=7)
+    theirs = states_of(case, ours, {}, inputs)
+    assert_same_bits(case.call(ops, inputs, ours, batch), case.call(reference, inputs, theirs, batch))
+    assert_same_bits(states_of(case, ours, {}, inputs), theirs)
     assert len(ops.fallbacks) == 1
 
 

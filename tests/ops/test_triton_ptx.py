@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
-from tests.ops.ptx import CASES, Code, compiled, widths
+from tests.ops.ptx import CASES, SCANS, Code, compiled, widths
 
 PRODUCTS = [name for name, case in CASES.items() if case.kernel == "_product" and name != "every tile"]
 IN_BFLOAT16 = [name for name in PRODUCTS if not name.startswith("FP8 by FP8")]
@@ -20,7 +20,9 @@ SOME_PRODUCTS = [
 KV = [name for name, case in CASES.items() if case.kernel == "_attend"]
 IN_FP8 = [name for name in PRODUCTS if name.startswith("FP8 by FP8")]
 SOME_KV = ["KV in int8, 2 tokens", "KV in int8, 9 tokens"]
-SOME_SCANS = ["_mamba2, 1 tokens", "_delta_rule, 1 tokens"]
+SOME_SCANS = ["Mamba 2", "delta rule", "delta rule, chunks"]
+# Loads of 16 bytes: of a state of 128 x 16 entries among 128 threads, and of the chunk's tokens.
+_WIDE_LOADS = {"Mamba 1": 4, "Mamba 2, wide states": 24, "delta rule, chunks": 12}
 
 
 def _assert_wide(name: str, code: Code) -> None:
@@ -44,6 +46,14 @@ def _assert_one_order(codes: list[Code]) -> None:
     assert all(code.loads[16] >= 16 for code in codes), codes
 
 
+def _assert_scan(name: str, code: Code) -> None:
+    """States and rows of keys come in pieces of 16 bytes; only one number of a token may have fewer than 4."""
+    assert code.loads[16] >= _WIDE_LOADS.get(name, 8), (name, code.loads)
+    assert sum(count for size, count in code.loads.items() if size < 4) <= 4, (name, code.loads)
+    in_chunks = code.kernel not in ("_mamba1", "keep_recent") and name != "delta rule by channel, chunks"
+    assert bool(code.matrix_units) == in_chunks, (name, code.matrix_units)
+
+
 def test_widths_of_loads_are_those_of_one_thread() -> None:
     text = """
         @%p1 ld.global.b8 { %rs1 }, [ %rd1 + 0 ];
@@ -63,8 +73,8 @@ def test_kernels_load_wide_pieces_and_products_fill_matrix_units_without_spills(
     with pytest.raises(AssertionError):
         _assert_wide("bytewise", found.pop("bytewise"))
     for name, code in found.items():
-        if name in SOME_SCANS:  # 128 x 32 numbers of a state among 128 threads
-            assert code.loads[16] == 8, (name, code.loads)
+        if name in SCANS:
+            _assert_scan(name, code)
         else:
             _assert_wide(name, code)
             assert code.matrix_units.keys() == {"wgmma.mma_async"}, name
@@ -104,3 +114,11 @@ def test_products_of_every_format_and_tile_fit_a_chip(arch: int) -> None:
     # In one order of inputs for all rows of a weight: it is a part of what their bits are.
     for form in {name.split(", ")[0] for name in found}:
         assert len({tuple(code.k_orders) for name, code in found.items() if name.startswith(f"{form},")}) == 1, form
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_scans_fit_the_registers_of_a_chip(arch: int) -> None:
+    for name, code in compiled(arch, *SCANS).items():
+        _assert_scan(name, code)
+        assert code.local_bytes <= 8, (name, code.local_bytes)  # one address

@@ -19,7 +19,9 @@ from forebay.ops.reference.recurrence import Convolution, GatedNorm, Scan
 from forebay.ops.reference.sampling import Draws
 from forebay.ops.reference.steps import Pages
 from forebay.ops.triton import TritonOps
+from forebay.pools.cache_spec import RecentInputs
 from tests.formats.coded import FORMATS, random_codes, stored
+from tests.ops.chunks import rows_of_slots
 from tests.ops.recurrences import state_batch
 
 # Bytes of shared memory that one program may have: CUDA C++ Programming Guide, technical specifications.
@@ -180,12 +182,14 @@ def recurrences(ops: TritonOps, x: torch.Tensor, weight: torch.Tensor) -> None:
     ops.causal_conv(x, Convolution(zeros(4, 4096), weight, silu=True), zeros(4, 3, 4096), batch)
     b, eight = zeros(3, 1, 256), float32(8)
     scan = Scan(eight, eight, eight, (0.0, 1.0))
-    ops.mamba2_scan(zeros(3, 8, 128), zeros(3, 8), b, b, scan, float32(4, 8, 256, 128), batch)
+    states = rows_of_slots(4, (8, 256, 128), RecentInputs(model=(8 * 128, 256, 8)))
+    ops.mamba2_scan(zeros(3, 8, 128), zeros(3, 8), b, b, scan, states, batch)
     wide, rates = float32(4096), float32(4096, 16)
     ops.mamba1_scan(x, x, x[:, :16], x[:, 16:32], Scan(rates, wide, wide), float32(4, 4096, 16), batch)
-    key, value, state = zeros(3, 4, 128), zeros(3, 8, 128), float32(4, 8, 128, 128)
+    key, value = zeros(3, 4, 128), zeros(3, 8, 128)
     for decays in (float32(3, 8), float32(3, 8, 128)):
-        ops.gated_delta_rule(key, key, value, decays, float32(3, 8), state, batch)
+        recent = RecentInputs(float32=(decays[0].numel(), 8), model=(4 * 128, 8 * 128))
+        ops.gated_delta_rule(key, key, value, decays, float32(3, 8), rows_of_slots(4, (8, 128, 128), recent), batch)
 
 
 def many_linears(ops: TritonOps) -> None:

@@ -68,7 +68,7 @@ def verify(ops: Ops, case: Case, inputs: Sequence[Inputs], table: Tensor, step: 
     """All tokens without writing a state that is not certain, then those that stay once more."""
     lens, slots = [seq.num_tokens for seq in step], [seq.slot for seq in step]
     write_slots, tokens, before = [seq.write_slot for seq in step], joined(inputs), table.clone()
-    batch = state_batch(lens, slots, write_slots=write_slots)
+    batch = state_batch(lens, slots, write_slots=write_slots, before=[seq.start for seq in step])
     out = case.call(ops, tokens, table, batch)
     uncertain = [slot for slot in range(1, NUM_SLOTS) if slot not in write_slots]
     assert_same_bits(table[uncertain], before[uncertain])
@@ -82,6 +82,7 @@ def verify(ops: Ops, case: Case, inputs: Sequence[Inputs], table: Tensor, step: 
         snap_start=counts,
         snap_ends=ends,
         snap_slots=wished,
+        positions=batch.positions,
     )
     case.call(ops, tokens, table, again)
     return out
@@ -94,7 +95,8 @@ def decode(
     outputs: list[list[Tensor]] = [[] for _ in step]
     for seq, tokens, out in zip(step, inputs, outputs, strict=True):
         for t in range(seq.num_new if seq.slot else 0):
-            out.append(case.call(ops, cut(tokens, t, t + 1), table, state_batch([1], [seq.slot])))
+            batch = state_batch([1], [seq.slot], before=[seq.start + t])
+            out.append(case.call(ops, cut(tokens, t, t + 1), table, batch))
             if seq.wish_slot and seq.start + t + 1 == seq.wish:
                 table[seq.wish_slot] = table[seq.slot]
     return outputs

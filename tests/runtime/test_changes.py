@@ -138,7 +138,10 @@ def check_tokens(plan: StepPlan, tokens: StepTokens, ctx: ForwardContext, rows: 
         reached = length if i < plan.num_extends else int(rows.kv_lens[plan.rows[i]]) + 1
         expected.append((i, reached, slot if reached == length else 0))
     assert got == expected
-    assert {getattr(states, field.name).dtype for field in dataclasses.fields(states)} == {torch.int32}
+    ints = {field.name: getattr(states, field.name).dtype for field in dataclasses.fields(states)}
+    assert ints.pop("positions") is torch.int64
+    assert set(ints.values()) == {torch.int32}
+    assert states.positions.tolist() == placed.positions.tolist()
 
 
 @settings(max_examples=40)

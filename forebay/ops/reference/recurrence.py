@@ -25,7 +25,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBatch:
-    """Which states a step reads and writes. All int32.
+    """Which states a step reads and writes. All int32 but the positions.
 
     Sequence i's snapshots are entries `snap_start[i]..snap_start[i+1]`, in ascending order of `snap_ends`, each inside
     the sequence: the state after token `snap_ends[j] - 1` of the packed batch goes to row `snap_slots[j]`, too. One
@@ -43,6 +43,7 @@ class StateBatch:
     snap_start: Tensor  # [S + 1]
     snap_ends: Tensor  # [N]
     snap_slots: Tensor  # [N]
+    positions: Tensor  # [T] int64, of the packed batch's tokens in their sequences
 
 
 class Convolution(NamedTuple):

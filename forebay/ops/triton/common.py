@@ -12,17 +12,18 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @triton.jit
-def owner(starts, count, block, BLOCK: tl.constexpr):
+def owner(starts, count, block, BLOCK: tl.constexpr, SPARE: tl.constexpr = 1):
     """Return which of `count` ragged groups the block-th program works for.
 
-    Group i holds entries starts[i]..starts[i + 1], and programs from starts[i] // BLOCK + i on: at least as many as its
-    entries fill blocks, however long the groups are. So a grid of total // BLOCK + count programs is enough.
+    Group i holds entries starts[i]..starts[i + 1], and programs from starts[i] // BLOCK + SPARE * i on. With SPARE 1
+    there are at least as many as its entries fill blocks, with 2 also if its first block is not empty before. So a grid
+    of total // BLOCK + SPARE * count programs is enough.
     """
     low = block * 0
     high = low + count
     while high - low > 1:
         middle = (low + high) // 2
-        if tl.load(starts + middle) // BLOCK + middle <= block:
+        if tl.load(starts + middle) // BLOCK + SPARE * middle <= block:
             low = middle
         else:
             high = middle
@@ -58,3 +59,42 @@ def dot_add(a, b, acc):
     if INTERPRETED:
         return acc + dot(a, b)
     return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def _split(x):
+    """The first bits of a float32 in bfloat16, and the rest."""
+    bits = x.to(tl.int32, bitcast=True)
+    first = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return first, x - (bits & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def dot32(a, b, WHOLE: tl.constexpr):
+    """a @ b in float32, of which each is float32 or bfloat16, by a matrix unit that multiplies bfloat16.
+
+    A float32 is the sum of three bfloat16, or of two with the first 16 of its 24 bits if not `WHOLE`. Of two such
+    factors, products that are smaller than the bits kept are left out.
+    """
+    if a.dtype == tl.float32 and b.dtype == tl.float32:
+        high, rest = _split(a)
+        middle, low = _split(rest)
+        high_b, rest = _split(b)
+        middle_b, low_b = _split(rest)
+        acc = dot(middle, middle_b)
+        if WHOLE:
+            acc = dot_add(high, _split(low_b)[0], dot_add(_split(low)[0], high_b, acc))
+        acc = dot_add(high, high_b, dot_add(high, middle_b, dot_add(middle, high_b, acc)))
+    elif a.dtype == tl.float32:
+        high, rest = _split(a)
+        middle, low = _split(rest)
+        acc = dot_add(middle, b, dot(_split(low)[0], b)) if WHOLE else dot(middle, b)
+        acc = dot_add(high, b, acc)
+    elif b.dtype == tl.float32:
+        high, rest = _split(b)
+        middle, low = _split(rest)
+        acc = dot_add(a, middle, dot(a, _split(low)[0])) if WHOLE else dot(a, middle)
+        acc = dot_add(a, high, acc)
+    else:
+        acc = dot(a, b)
+    return acc

@@ -17,9 +17,11 @@ from torch import Tensor
 from forebay.base.log import event, get_logger
 from forebay.ops.interface import Ops
 from forebay.ops.linear import LinearWeight
+from forebay.ops.reference.recurrence import RecurrenceOps, Scan, StateBatch
 from forebay.ops.triton.experts import TritonExperts
 from forebay.ops.triton.launch import NotCompiled
 from forebay.ops.triton.linear import TritonLinearWeight, TritonParts, opened
+from forebay.ops.triton.recurrence import by_tokens
 
 _LOG: Final = get_logger("ops")
 
@@ -70,9 +72,23 @@ def _fused_experts(x: Tensor, experts: TritonExperts, topk_ids: Tensor, topk_wei
     return (per_choice.float() * topk_weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
 
 
-# The definitions of ops that take weights as these ops pack them.
+def _mamba2_scan(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, scan: Scan, state: Tensor, batch: StateBatch) -> Tensor:
+    shape = x.shape[1], b.shape[2], x.shape[2]
+    return by_tokens(RecurrenceOps.mamba2_scan, x, dt, b, c, scan, shape=shape, state=state, batch=batch)
+
+
+def _gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, batch: StateBatch
+) -> Tensor:
+    shape = v.shape[1], k.shape[2], v.shape[2]
+    return by_tokens(RecurrenceOps.gated_delta_rule, q, k, v, log_decay, beta, shape=shape, state=state, batch=batch)
+
+
+# The definitions of ops that take weights as these ops pack them, or states as they keep them.
 _OF_PACKED: Final[dict[str, Callable[..., Any]]] = {
     "linear": _linear,
     "linear_f32": _linear_f32,
     "fused_experts": _fused_experts,
+    "mamba2_scan": _mamba2_scan,
+    "gated_delta_rule": _gated_delta_rule,
 }

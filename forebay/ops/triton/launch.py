@@ -46,11 +46,20 @@ class Kernel:
         """Compile a variant without a launch."""
         self._compiled(args, options)
 
-    def _launch(self, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    def require(self, *args: Any, **options: Any) -> None:
+        """Raise NotCompiled unless a launch of these arguments is possible: for an op whose kernels before write."""
+        if not INTERPRETED:
+            self._variant(args, options)
+
+    def _variant(self, args: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., None]:
         key = variant_key(args, options)
         run = self._variants.get(key)
         if run is None:
             run = self._variants[key] = self._bound(args, options)
+        return run
+
+    def _launch(self, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+        run = self._variant(args, options)
         device = driver.active.get_current_device()
         run(*grid, driver.active.get_current_stream(device), args)
 

@@ -1,34 +1,34 @@
-"""Convolutions, and the recurrences that have no parallel form whose results would not depend on how a prompt was cut.
+"""Convolutions, and the recurrences of layers with states: those in chunks (`scans`), and Mamba 1 token by token.
 
-A scan is one program per sequence, head and part of its state. It takes the sequence's tokens in turn, with its part of
-the state in registers, and loads the next token's inputs meanwhile. A part is as large for a prompt as for a decode:
-its sums have one order in both. Shape letters as in ops/reference/recurrence.py.
+Mamba 1's decays differ by every entry of a state, so that no product computes them. Its scan is one program per
+sequence and part of the state. It takes the sequence's tokens in turn, with its part of the state in registers, and
+loads the next token's inputs meanwhile. A part is as large for a prompt as for a decode: its sums have one order in
+both. Shape letters as in ops/reference/recurrence.py.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from forebay.base.scan_rows import CHUNK, part_offsets
 from forebay.ops.reference.recurrence import Convolution, RecurrenceOps, Scan, StateBatch
+from forebay.ops.triton import scans
 from forebay.ops.triton.common import owner, softplus
 from forebay.ops.triton.launch import kernel
+from forebay.ops.triton.scans import next_snapshot
 
 _CHANNELS: Final = 256  # of a convolution, in one program
-_SCAN_COLUMNS: Final = 32  # of a state, in one program: a row of them in float32 is a line of memory
+_STATE_COLUMNS: Final = 16  # of a state that is scanned in chunks, in one program
+_THREE_PROGRAMS: Final = 168  # registers of a thread with which a core has three programs of 128 threads
 _SCAN_ELEMENTS: Final = 2048  # of a state of Mamba 1, in one program: its rows are short
-
-
-@triton.jit
-def _next_snapshot(snap, stop, snap_slots):
-    """From `snap` on the first entry that has a slot, or `stop`."""
-    while (snap < stop) & (tl.load(snap_slots + snap, mask=snap < stop, other=1) == 0):
-        snap += 1
-    return snap
 
 
 @kernel
@@ -122,83 +122,6 @@ def _keep_inputs(
 
 @kernel
 @triton.jit
-def _mamba2(
-    x,
-    dt,
-    a,
-    b,
-    c,
-    d,
-    dt_bias,
-    state,
-    out,
-    slots,
-    write_slots,
-    q_start,
-    q_stop,
-    snap_start,
-    snap_ends,
-    snap_slots,
-    x_token,
-    x_head,
-    dt_token,
-    b_token,
-    b_group,
-    c_token,
-    c_group,
-    dt_min,
-    dt_max,
-    HEADS: tl.constexpr,
-    PER_GROUP: tl.constexpr,
-    P: tl.constexpr,
-    D: tl.constexpr,
-    P_BLOCK: tl.constexpr,
-    D_BLOCK: tl.constexpr,
-):
-    seq = tl.program_id(0)
-    head = tl.program_id(1)
-    p = tl.program_id(2) * P_BLOCK + tl.arange(0, P_BLOCK)
-    n = tl.arange(0, D_BLOCK)
-    live_p, live_n = p < P, n < D
-    live = live_n[:, None] & live_p[None, :]
-    place = n[:, None] * P + p[None, :]
-    first = tl.load(q_start + seq).to(tl.int64)
-    stop = tl.load(q_stop + seq).to(tl.int64)
-    slot, write_slot = tl.load(slots + seq).to(tl.int64), tl.load(write_slots + seq).to(tl.int64)
-    h = tl.load(state + (slot * HEADS + head) * (D * P) + place, mask=live, other=0.0).to(tl.float32)
-    rate, skip, bias = tl.load(a + head), tl.load(d + head), tl.load(dt_bias + head)
-    group = head // PER_GROUP
-    snap_stop = tl.load(snap_start + seq + 1)
-    snap = _next_snapshot(tl.load(snap_start + seq), snap_stop, snap_slots)
-    dt_at, x_at, b_at, c_at = dt + head, x + head * x_head + p, b + group * b_group + n, c + group * c_group + n
-    some = stop > first
-    next_dt = tl.load(dt_at + first * dt_token, mask=some, other=0.0)
-    next_x = tl.load(x_at + first * x_token, mask=live_p & some, other=0.0)
-    next_b = tl.load(b_at + first * b_token, mask=live_n & some, other=0.0)
-    next_c = tl.load(c_at + first * c_token, mask=live_n & some, other=0.0)
-    for token in range(first, stop):
-        raw, xs, bs, cs = next_dt.to(tl.float32), next_x.to(tl.float32), next_b.to(tl.float32), next_c.to(tl.float32)
-        some = token + 1 < stop
-        next_dt = tl.load(dt_at + (token + 1) * dt_token, mask=some, other=0.0)
-        next_x = tl.load(x_at + (token + 1) * x_token, mask=live_p & some, other=0.0)
-        next_b = tl.load(b_at + (token + 1) * b_token, mask=live_n & some, other=0.0)
-        next_c = tl.load(c_at + (token + 1) * c_token, mask=live_n & some, other=0.0)
-        step = tl.minimum(tl.maximum(softplus(raw + bias), dt_min), dt_max)
-        h = h * tl.exp(step * rate) + bs[:, None] * (step * xs)[None, :]
-        y = tl.sum(cs[:, None] * h, 0) + skip * xs
-        tl.store(out + (token * HEADS + head) * P + p, y.to(out.dtype.element_ty), mask=live_p)
-        rounded = h.to(state.dtype.element_ty)
-        h = rounded.to(tl.float32)
-        due = (snap < snap_stop) & (tl.load(snap_ends + snap, mask=snap < snap_stop, other=-1) == token + 1)
-        to = tl.load(snap_slots + snap, mask=due, other=0).to(tl.int64)
-        tl.store(state + (to * HEADS + head) * (D * P) + place, rounded, mask=live & due)
-        snap = _next_snapshot(snap + due.to(tl.int32), snap_stop, snap_slots)
-    mine = state + (write_slot * HEADS + head) * (D * P)
-    tl.store(mine + place, h.to(state.dtype.element_ty), mask=live & (write_slot > 0) & (stop > first))
-
-
-@kernel
-@triton.jit
 def _mamba1(
     x,
     dt,
@@ -239,7 +162,7 @@ def _mamba1(
     skip = tl.load(d + i, mask=live_i, other=0.0)
     bias = tl.load(dt_bias + i, mask=live_i, other=0.0)
     snap_stop = tl.load(snap_start + seq + 1)
-    snap = _next_snapshot(tl.load(snap_start + seq), snap_stop, snap_slots)
+    snap = next_snapshot(tl.load(snap_start + seq), snap_stop, snap_slots)
     some = stop > first
     next_dt = tl.load(dt + first * dt_token + i, mask=live_i & some, other=0.0)
     next_x = tl.load(x + first * x_token + i, mask=live_i & some, other=0.0)
@@ -261,92 +184,8 @@ def _mamba1(
         due = (snap < snap_stop) & (tl.load(snap_ends + snap, mask=snap < snap_stop, other=-1) == token + 1)
         to = tl.load(snap_slots + snap, mask=due, other=0).to(tl.int64)
         tl.store(state + to * channels * D + place, rounded, mask=live & due)
-        snap = _next_snapshot(snap + due.to(tl.int32), snap_stop, snap_slots)
+        snap = next_snapshot(snap + due.to(tl.int32), snap_stop, snap_slots)
     mine = state + write_slot * channels * D
-    tl.store(mine + place, h.to(state.dtype.element_ty), mask=live & (write_slot > 0) & (stop > first))
-
-
-@kernel
-@triton.jit
-def _delta_rule(
-    q,
-    k,
-    v,
-    log_decay,
-    beta,
-    state,
-    out,
-    slots,
-    write_slots,
-    q_start,
-    q_stop,
-    snap_start,
-    snap_ends,
-    snap_slots,
-    scale,
-    q_token,
-    q_head,
-    k_token,
-    k_head,
-    v_token,
-    v_head,
-    HEADS: tl.constexpr,
-    PER_KEY_HEAD: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    DK_BLOCK: tl.constexpr,
-    DV_BLOCK: tl.constexpr,
-    PER_CHANNEL: tl.constexpr,
-):
-    seq = tl.program_id(0)
-    head = tl.program_id(1)
-    i = tl.arange(0, DK_BLOCK)
-    j = tl.program_id(2) * DV_BLOCK + tl.arange(0, DV_BLOCK)
-    live_i, live_j = i < DK, j < DV
-    live = live_i[:, None] & live_j[None, :]
-    place = i[:, None] * DV + j[None, :]
-    first = tl.load(q_start + seq).to(tl.int64)
-    stop = tl.load(q_stop + seq).to(tl.int64)
-    slot, write_slot = tl.load(slots + seq).to(tl.int64), tl.load(write_slots + seq).to(tl.int64)
-    h = tl.load(state + (slot * HEADS + head) * (DK * DV) + place, mask=live, other=0.0).to(tl.float32)
-    key_head = head // PER_KEY_HEAD
-    snap_stop = tl.load(snap_start + seq + 1)
-    snap = _next_snapshot(tl.load(snap_start + seq), snap_stop, snap_slots)
-    q_at, k_at, v_at = q + key_head * q_head + i, k + key_head * k_head + i, v + head * v_head + j
-    # A decay for each key channel, or one.
-    some = stop > first
-    decay_token: tl.constexpr = HEADS * DK if PER_CHANNEL else HEADS
-    decay_at = log_decay + (head * DK + i if PER_CHANNEL else head)
-    live_decay = live_i if PER_CHANNEL else some | True
-    next_q = tl.load(q_at + first * q_token, mask=live_i & some, other=0.0)
-    next_k = tl.load(k_at + first * k_token, mask=live_i & some, other=0.0)
-    next_v = tl.load(v_at + first * v_token, mask=live_j & some, other=0.0)
-    next_decay = tl.load(decay_at + first * decay_token, mask=live_decay & some, other=0.0)
-    next_beta = tl.load(beta + first * HEADS + head, mask=some, other=0.0)
-    for token in range(first, stop):
-        query, key, value = next_q.to(tl.float32), next_k.to(tl.float32), next_v.to(tl.float32)
-        decay, share = next_decay, next_beta
-        some = token + 1 < stop
-        next_q = tl.load(q_at + (token + 1) * q_token, mask=live_i & some, other=0.0)
-        next_k = tl.load(k_at + (token + 1) * k_token, mask=live_i & some, other=0.0)
-        next_v = tl.load(v_at + (token + 1) * v_token, mask=live_j & some, other=0.0)
-        next_decay = tl.load(decay_at + (token + 1) * decay_token, mask=live_decay & some, other=0.0)
-        next_beta = tl.load(beta + (token + 1) * HEADS + head, mask=some, other=0.0)
-        query = query / tl.sqrt(tl.sum(query * query, 0) + 1e-6)
-        key = key / tl.sqrt(tl.sum(key * key, 0) + 1e-6)
-        at = token * HEADS + head
-        h *= tl.exp(decay)[:, None] if PER_CHANNEL else tl.exp(decay)
-        written = share * (value - tl.sum(key[:, None] * h, 0))
-        h += key[:, None] * written[None, :]
-        y = tl.sum((query * scale)[:, None] * h, 0)
-        tl.store(out + at * DV + j, y.to(out.dtype.element_ty), mask=live_j)
-        rounded = h.to(state.dtype.element_ty)
-        h = rounded.to(tl.float32)
-        due = (snap < snap_stop) & (tl.load(snap_ends + snap, mask=snap < snap_stop, other=-1) == token + 1)
-        to = tl.load(snap_slots + snap, mask=due, other=0).to(tl.int64)
-        tl.store(state + (to * HEADS + head) * (DK * DV) + place, rounded, mask=live & due)
-        snap = _next_snapshot(snap + due.to(tl.int32), snap_stop, snap_slots)
-    mine = state + (write_slot * HEADS + head) * (DK * DV)
     tl.store(mine + place, h.to(state.dtype.element_ty), mask=live & (write_slot > 0) & (stop > first))
 
 
@@ -384,36 +223,60 @@ class TritonRecurrence(RecurrenceOps):
         self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, scan: Scan, state: Tensor, batch: StateBatch
     ) -> Tensor:
         tokens, heads, p = x.shape
-        state_size = state.shape[2]
+        groups, state_size = b.shape[1:]
+        row = _Row(state, heads * p * state_size, ((x, heads * p), (b, groups * state_size), (dt, heads)))
+        x_at, b_at, dt_at = row.offsets
         out = torch.empty(tokens, heads, p, dtype=x.dtype, device=x.device)
-        n_block = triton.next_power_of_2(state_size)
-        p_block = min(triton.next_power_of_2(p), _SCAN_COLUMNS)
-        _mamba2[(len(batch.slots) if tokens else 0, heads, triton.cdiv(p, p_block))](
-            x,
+        num_seqs, chunks = _programs(tokens, batch)
+        shares = torch.empty(chunks, heads, CHUNK, CHUNK, dtype=torch.float32, device=x.device)
+        edges = torch.empty(chunks, heads, 2, CHUNK, dtype=torch.float32, device=x.device)
+        sizes: dict[str, int] = {"HEADS": heads, "GROUPS": groups, "D": state_size, "D_BLOCK": _block(state_size)}
+        sizes |= {"ROW": row.num_bytes, "B_AT": b_at, "CHUNK": CHUNK}
+        scans.prepare_mamba2[(chunks, heads)](
             dt,
             scan.a,
             b,
             c,
-            scan.d,
             scan.dt_bias,
+            state,
+            shares,
+            edges,
+            batch.slots,
+            batch.q_start,
+            batch.q_stop,
+            batch.positions,
+            num_seqs,
+            dt.stride(0),
+            b.stride(0),
+            c.stride(0),
+            *scan.dt_limit,
+            DT_AT=dt_at,
+            num_warps=1,
+            **sizes,
+        )
+        p_block = min(_block(p), _STATE_COLUMNS)
+        keep_recent = row.keeping(batch, num_seqs)
+        scans.scan_mamba2[(num_seqs, heads, triton.cdiv(p, p_block))](
+            x,
+            b,
+            c,
+            scan.d,
+            shares,
+            edges,
             state,
             out,
             *_tensors(batch),
+            batch.positions,
             x.stride(0),
-            x.stride(1),
-            dt.stride(0),
             b.stride(0),
-            b.stride(1),
             c.stride(0),
-            c.stride(1),
-            *scan.dt_limit,
-            HEADS=heads,
-            PER_GROUP=heads // b.shape[1],
             P=p,
-            D=state_size,
+            X_AT=x_at,
             P_BLOCK=p_block,
-            D_BLOCK=n_block,
+            **_options(sizes["D_BLOCK"]),
+            **sizes,
         )
+        keep_recent()
         return out
 
     def mamba1_scan(
@@ -450,35 +313,128 @@ class TritonRecurrence(RecurrenceOps):
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, batch: StateBatch
     ) -> Tensor:
         tokens, heads, dv = v.shape
-        dk = q.shape[2]
+        key_heads, dk = k.shape[1:]
+        per_channel = log_decay.dim() == 3
+        decays = heads * (dk if per_channel else 1)
+        recent = (log_decay, decays), (beta, heads), (k, key_heads * dk), (v, heads * dv)
+        row = _Row(state, heads * dk * dv, recent)
+        decay_at, beta_at, k_at, v_at = row.offsets
         out = torch.empty(tokens, heads, dv, dtype=v.dtype, device=v.device)
-        k_block = triton.next_power_of_2(dk)
-        v_block = min(triton.next_power_of_2(dv), _SCAN_COLUMNS)
-        _delta_rule[(len(batch.slots) if tokens else 0, heads, triton.cdiv(dv, v_block))](
+        num_seqs, chunks = _programs(tokens, batch)
+        solved, shares = torch.empty(2, chunks, heads, CHUNK, CHUNK, dtype=torch.float32, device=v.device)
+        edges = torch.empty(chunks, heads, 4, CHUNK, dtype=torch.float32, device=v.device)
+        sizes: dict[str, int] = {"HEADS": heads, "KEY_HEADS": key_heads, "DK": dk, "DK_BLOCK": _block(dk)}
+        sizes |= {"PER_CHANNEL": per_channel, "ROW": row.num_bytes, "DECAY_AT": decay_at, "K_AT": k_at, "CHUNK": CHUNK}
+        scans.prepare_delta[(chunks, heads)](
+            q,
+            k,
+            log_decay,
+            beta,
+            state,
+            solved,
+            shares,
+            edges,
+            batch.slots,
+            batch.q_start,
+            batch.q_stop,
+            batch.positions,
+            num_seqs,
+            dk**-0.5,
+            q.stride(0),
+            k.stride(0),
+            BETA_AT=beta_at,
+            num_warps=4 if per_channel else 1,
+            **sizes,
+        )
+        v_block = min(_block(dv), _STATE_COLUMNS)
+        keep_recent = row.keeping(batch, num_seqs)
+        scans.scan_delta[(num_seqs, heads, triton.cdiv(dv, v_block))](
             q,
             k,
             v,
             log_decay,
-            beta,
+            solved,
+            shares,
+            edges,
             state,
             out,
             *_tensors(batch),
-            dk**-0.5,
+            batch.positions,
             q.stride(0),
-            q.stride(1),
             k.stride(0),
-            k.stride(1),
             v.stride(0),
-            v.stride(1),
-            HEADS=heads,
-            PER_KEY_HEAD=heads // q.shape[1],
-            DK=dk,
             DV=dv,
-            DK_BLOCK=k_block,
+            V_AT=v_at,
             DV_BLOCK=v_block,
-            PER_CHANNEL=log_decay.dim() == 3,
+            **_options(sizes["DK_BLOCK"], per_channel=per_channel),
+            **sizes,
         )
+        keep_recent()
         return out
+
+
+class _Row:
+    """The row of a slot: a state of `entries`, and behind it of each token of the open chunk the columns of inputs."""
+
+    def __init__(self, state: Tensor, entries: int, recent: Sequence[tuple[Tensor, int]]) -> None:
+        sizes = (columns * part.element_size() for part, columns in recent)
+        *self.offsets, self.num_bytes = part_offsets(entries * state.element_size(), sizes)
+        found = state.stride(0) * state.element_size()
+        assert found == self.num_bytes, f"rows of {found} bytes, {self.num_bytes} with the inputs of {CHUNK} tokens"
+        self._state, self._recent = state, recent
+
+    def keeping(self, batch: StateBatch, num_seqs: int) -> Callable[[], None]:
+        """Return what writes the inputs of this step's tokens, as far as their chunks are open, to the slots.
+
+        Its kernel is compiled here: the scan before it changes states.
+        """
+        parts = [(part, at, columns) for (part, columns), at in zip(self._recent, self.offsets, strict=True)]
+        (x, x_at, x_columns), (y, y_at, y_columns), (z, z_at, z_columns), *more = parts
+        u, u_at, u_columns = more[0] if more else (x, 0, 0)
+        strides = x.stride(0), y.stride(0), z.stride(0), u.stride(0)
+        inputs = x, y, z, u, self._state, *_tensors(batch), batch.positions, *strides
+        sizes = {
+            "ROW": self.num_bytes,
+            "X_AT": x_at,
+            "X_COLUMNS": x_columns,
+            "Y_AT": y_at,
+            "Y_COLUMNS": y_columns,
+            "Z_AT": z_at,
+            "Z_COLUMNS": z_columns,
+            "U_AT": u_at,
+            "U_COLUMNS": u_columns,
+            "CHUNK": CHUNK,
+            "BLOCK": _CHANNELS,
+        }
+        if num_seqs:
+            scans.keep_recent.require(*inputs, **sizes)
+        grid = num_seqs, sum(triton.cdiv(columns, _CHANNELS) for _, columns in self._recent)
+        return partial(scans.keep_recent[grid], *inputs, **sizes)
+
+
+def by_tokens(
+    op: Callable[..., Tensor], *inputs: Any, shape: tuple[int, ...], state: Tensor, batch: StateBatch
+) -> Tensor:
+    """Run the definition of a scan on the states of rows: it keeps nothing of an open chunk."""
+    return op(RecurrenceOps(), *inputs, state[:, : math.prod(shape)].unflatten(1, shape), batch)
+
+
+def _block(size: int) -> int:
+    """Entries of a tile: matrix units take 16 of them at least."""
+    return max(16, triton.next_power_of_2(size))
+
+
+def _options(width: int, *, per_channel: bool = False) -> dict[str, int]:
+    """Return the launch options of a scan of states that are `width` wide: what fits registers of sm_80, 90 and 100."""
+    if per_channel:
+        return {"num_warps": 8}
+    return {"num_warps": 4, "maxnreg": _THREE_PROGRAMS} if width <= 128 else {"num_warps": 4}
+
+
+def _programs(tokens: int, batch: StateBatch) -> tuple[int, int]:
+    """Return the sequences and the chunks for which there are programs: none of a step without tokens."""
+    num_seqs = len(batch.slots) if tokens else 0
+    return num_seqs, tokens // CHUNK + 2 * num_seqs
 
 
 def _tensors(batch: StateBatch) -> tuple[Tensor, ...]:

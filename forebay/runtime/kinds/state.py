@@ -103,16 +103,16 @@ class RecurrentStates(DeviceKind):
             case Shape.DECODES:
                 slots, lens = columns["mamba_track_indices"], columns["mamba_track_lens"]
                 due = self._ops.due(slots, q_start[1:], lens, positions)
-                return States(_batch(columns, q_start, q_start[1:], q_start, q_start[1:], due))
+                return States(_batch(columns, positions, q_start, q_start[1:], q_start, q_start[1:], due))
             case Shape.DRAFTS:
                 # No state follows these tokens: the ops are recorded, and run again for those that are accepted.
                 zeros = self._zeros
-                batch = _batch(columns, q_start, q_start[1:], zeros, zeros[:0], zeros[:0])
+                batch = _batch(columns, positions, q_start, q_start[1:], zeros, zeros[:0], zeros[:0])
                 return States(replace(batch, write_slots=columns["write_slots"]), ran=[])
             case Shape.TOKENS:
                 slots, ends, lens = (columns[name] for name in ("snap_slots", "snap_ends", "snap_lens"))
                 due = self._ops.due(slots, ends, lens, positions)
-                return States(_batch(columns, q_start, q_start[1:], columns["snap_start"], ends, due))
+                return States(_batch(columns, positions, q_start, q_start[1:], columns["snap_start"], ends, due))
 
     def layer_input(self, full: PagedKv, inputs: States | None) -> States:
         return self._nothing if inputs is None else inputs
@@ -125,7 +125,7 @@ class RecurrentStates(DeviceKind):
         wishes = columns["mamba_track_lens"], columns["mamba_track_indices"]
         stops = self._ops.accepted_stops(q_start, num_new, positions, columns["write_slots"], *wishes)
         q_stop, ends, due = stops
-        batch = _batch(columns, q_start, q_stop, self._counts, ends, due)
+        batch = _batch(columns, positions, q_start, q_stop, self._counts, ends, due)
         for op in inputs.ran or ():
             op(batch)
 
@@ -182,7 +182,7 @@ def _check_snapshots(plan: StepPlan) -> None:
         raise IndexOutOfPool(f"snap_lens {lens} lie outside of what the step computes, up to {plan.ends[seqs]}")
 
 
-def _batch(columns: Columns, q_start: Tensor, q_stop: Tensor, *snapshots: Tensor) -> StateBatch:
+def _batch(columns: Columns, positions: Tensor, q_start: Tensor, q_stop: Tensor, *snapshots: Tensor) -> StateBatch:
     slots, (snap_start, snap_ends, snap_slots) = columns["state_slots"], snapshots
     return StateBatch(
         slots=slots,
@@ -192,6 +192,7 @@ def _batch(columns: Columns, q_start: Tensor, q_stop: Tensor, *snapshots: Tensor
         snap_start=snap_start,
         snap_ends=snap_ends,
         snap_slots=snap_slots,
+        positions=positions,
     )
 
 
