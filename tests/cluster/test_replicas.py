@@ -52,6 +52,7 @@ def test_actor_again_loads_weights_as_often_as_before_or_starts_again(monkeypatc
 def test_server_without_cores_of_its_own_says_so_and_a_router_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     monkeypatch.setattr(replica.Cores, "take", lambda _, count, topology: taken.append(count) or ())
+    monkeypatch.setattr(replica, "note_of_niceness", lambda pid, wanted: "")  # the suite may run under `nice`
     found = make(needs=Needs(num_cpus=3.0))
     wait_for(found, Phase.READY)
     wait_until(lambda: status(found).notes != ())
