@@ -194,8 +194,10 @@ def decides_for_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def patience() -> Iterator[None]:
-    """What the server gives up by the clock, however slow the machine is: it waits as long as the tests do."""
+    """What the server gives up by the clock, however slow the machine is: it waits as long as the tests do. It does not
+    wait for handshakes at its end: clients of tests have connected by then."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("forebay.http.door.HANDSHAKE_S", 0.0)
         patch.setattr("forebay.http.workers.TIMEOUT_S", HANGS_S)
         patch.setattr("forebay.server.admin.state.STATE_TIMEOUT_S", HANGS_S)
         patch.setattr("forebay.text.tokenizer.MAX_PLACES_S", HANGS_S)

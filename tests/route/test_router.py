@@ -12,6 +12,7 @@ import pytest
 
 from forebay.base.errors import Unavailable
 from forebay.base.proof import PROOF
+from forebay.requests.updates import Failure
 from forebay.route.announcement import Role
 from forebay.route.hops import VIA
 from forebay.route.selection import BALANCE_ABS_THRESHOLD
@@ -225,7 +226,7 @@ def test_before_the_first_token_another_server_takes_over(route: Route, caplog: 
     caplog.set_level("INFO", "forebay")
     routed = route(prefill=2, decode=2)
     routed.prefill[0].close()
-    routed.decode[0].call(lambda: routed.decode[0].engine.die())
+    routed.decode[0].engine.dead = Failure("EngineError", "engine_dead", "killed by signal 9")  # its server lives on
     assert ask(routed).is_success
     at_rest(routed)
     assert [member.up for member in routed.router.members.all] == [False, True, False, True]
