@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import socket
 import threading
@@ -60,9 +61,9 @@ class Running:
         return socket.create_connection(("127.0.0.1", self.port), timeout=HANGS_S)
 
     def close(self) -> None:
-        if self.thread.is_alive():
+        with contextlib.suppress(RuntimeError):  # it ends by itself, and its loop is closed
             self.loop.call_soon_threadsafe(self.stop.set)
-            self.thread.join(HANGS_S)
+        self.thread.join(HANGS_S)
         assert not self.thread.is_alive()
 
 

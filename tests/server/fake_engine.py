@@ -247,10 +247,10 @@ class FakeEngine:
 
     def die(self, message: str = "killed by signal 9") -> None:
         self.dead = Failure("EngineError", "engine_dead", message)
-        self._end_all("engine_dead", "the engine died while it worked on this request")
+        self.fail_all("engine_dead", "the engine died while it worked on this request")
         self._died.set()
 
-    def _end_all(self, code: str, message: str) -> None:
+    def fail_all(self, code: str, message: str) -> None:
         for stream in list(self.running.values()):
             stream.end(FinishReason.ERROR, Failure("Unavailable", code, message))
 
@@ -301,6 +301,6 @@ class FakeEngine:
 
     async def close(self, drain_s: float) -> None:
         self.is_ready = False
-        self._end_all("shutting_down", "the server is shutting down")
+        self.fail_all("shutting_down", "the server is shutting down")
         if self.dead is None:
             self.dead = Failure("Unavailable", "shutting_down", "the engine was closed")

@@ -231,7 +231,7 @@ def test_background_response_that_fails_says_so_and_one_too_many_is_refused(laun
         server.until(lambda: len(server.engine.running) == 1)
         with pytest.raises(openai.RateLimitError):
             api.responses.create(model="tiny", input="x", background=True)
-        server.call(server.engine.die)
+        server.call(server.engine.fail_all, "engine_dead", "the engine died")  # the server stays to be asked
         failed = until(api, begun.id, "failed")
     assert failed.error is not None
     assert failed.error.code == "engine_dead"
