@@ -103,6 +103,13 @@ GPU: Final[tuple[Mutant, ...]] = (
         "ops/test_triton_linear.py::test_fp8_inputs_are_multiplied_as_they_are_rounded",
     ),
     Mutant(
+        "C31 a head's rows are multiplied by its own weight, however many there are",
+        "ops/triton/experts.py",
+        "first = starts[:-1] // block_rows + heads",
+        "first = starts[:-1] // block_rows",
+        "ops/test_triton_linear.py::test_c31_a_token_s_heads_have_the_same_bits_among_any_number_of_tokens",
+    ),
+    Mutant(
         "C31 a token's experts are added up in the token's own order",
         "ops/triton/experts.py",
         "row = token * choices + j\n",

@@ -218,6 +218,17 @@ def test_experts_whose_kernels_do_not_compile_compute_each_token_s_own_choices(
     torch.testing.assert_close(*results)
 
 
+def test_linear_heads_whose_kernel_does_not_compile_are_those_of_the_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refuse(monkeypatch, "_product")
+    x, results = normal((5, 3, 48), torch.float32, seed=1), []
+    for ops in (TritonOps("cpu", 1), Ops(1)):
+        heads = ops.pack_heads([ops.pack_linear(normal((40, 48), torch.float32, seed=h)) for h in range(3)])
+        results.append(ops.linear_heads(x, heads))
+    torch.testing.assert_close(*results)
+
+
 def test_probe_whose_kernel_does_not_compile_takes_cublas_and_keeps_no_choice(tmp_path: Path) -> None:
     def probe(weight: torch.Tensor) -> Choice:
         raise NotCompiled("_product: PTXASError: no such architecture")

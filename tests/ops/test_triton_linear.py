@@ -161,6 +161,16 @@ def test_linear_heads_equal_the_reference(device: str, dtype: torch.dtype) -> No
     assert_close(*results)
 
 
+def test_c31_a_token_s_heads_have_the_same_bits_among_any_number_of_tokens(device: str) -> None:
+    ops, most = TritonOps(device, 1), 70
+    heads = ops.pack_heads([ops.pack_linear(normal((40, 48), torch.float32, seed=h).to(device)) for h in range(3)])
+    x = normal((most, 3, 48), torch.float32, seed=9).to(device)
+    whole = ops.linear_heads(x, heads)
+    for count in (1, 2, 17, 65):
+        assert_same_bits(ops.linear_heads(x[most - count :], heads), whole[most - count :])
+    assert_close(whole[:, 1].cpu(), x[:, 1].cpu() @ normal((40, 48), torch.float32, seed=1).T)
+
+
 def rounded_to_fp8(x: torch.Tensor) -> torch.Tensor:
     """Each 128 inputs of a row as codes of E4M3 and a scale, float64."""
     groups = x.float().unflatten(1, (-1, 128))

@@ -40,9 +40,10 @@ class TritonExperts(Experts):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TritonHeads(HeadWeights):
-    """`values` [Hq, K, N]."""
+    """`weights` keep the tensors that `addresses` [Hq, 7] are of."""
 
-    values: Tensor
+    weights: tuple[TritonLinearWeight, ...]
+    addresses: Tensor
 
 
 @kernel
@@ -165,12 +166,29 @@ class TritonExpertOps(ExpertOps):
         packed = [w for w in weights if isinstance(w, TritonLinearWeight) and w.form is None and w.bias is None]
         if len(packed) < len(weights):
             return super().pack_heads(weights)
-        return TritonHeads(torch.stack([w.values.t() for w in packed]))
+        return TritonHeads(*_table(packed))
 
     def linear_heads(self, x: Tensor, heads: HeadWeights) -> Tensor:
         if not isinstance(heads, TritonHeads):
             return super().linear_heads(x, heads)
-        return torch.bmm(x.transpose(0, 1), heads.values).transpose(0, 1).contiguous()
+        (tokens, num_heads, k), like = x.shape, heads.weights[0]
+        out = torch.empty(tokens, num_heads, like.out_features, dtype=x.dtype, device=x.device)
+        if tokens:
+            runs = _runs_of_heads(tokens, num_heads, tile_of(tokens, x.dtype, None, chip_of(x.device)).rows, x.device)
+            product(x.reshape(-1, k), out.view(-1, out.shape[2]), heads.addresses, like, tokens * num_heads, runs)
+        return out
+
+
+def _runs_of_heads(tokens: int, num_heads: int, block_rows: int, device: torch.device) -> Runs:
+    """Rows by head: each head has one of each token. Row t * num_heads + h of x and of the result is head h's."""
+    heads = torch.arange(num_heads, dtype=torch.int32, device=device)
+    rows = torch.arange(tokens * num_heads, dtype=torch.int32, device=device).view(tokens, num_heads).t().reshape(-1)
+    starts = torch.arange(num_heads + 1, dtype=torch.int32, device=device) * tokens
+    blocks = num_blocks(tokens * num_heads, num_heads, block_rows)
+    first = starts[:-1] // block_rows + heads
+    at = torch.arange(blocks, dtype=torch.int32, device=device)
+    owners = heads if tokens == 1 else (torch.searchsorted(first, at, right=True, out_int32=True) - 1)
+    return Runs(starts, owners, num_heads, block_rows, rows, 1, rows)
 
 
 def _table(experts: Sequence[LinearWeight]) -> tuple[tuple[TritonLinearWeight, ...], Tensor]:

@@ -17,8 +17,9 @@ from torch import Tensor
 from forebay.base.log import event, get_logger
 from forebay.ops.interface import Ops
 from forebay.ops.linear import LinearWeight
+from forebay.ops.reference.experts import TorchHeads
 from forebay.ops.reference.recurrence import RecurrenceOps, Scan, StateBatch
-from forebay.ops.triton.experts import TritonExperts
+from forebay.ops.triton.experts import TritonExperts, TritonHeads
 from forebay.ops.triton.launch import NotCompiled
 from forebay.ops.triton.linear import TritonLinearWeight, TritonParts, opened
 from forebay.ops.triton.recurrence import by_tokens
@@ -84,6 +85,10 @@ def _gated_delta_rule(
     return by_tokens(RecurrenceOps.gated_delta_rule, q, k, v, log_decay, beta, shape=shape, state=state, batch=batch)
 
 
+def _linear_heads(x: Tensor, heads: TritonHeads | TorchHeads) -> Tensor:
+    return torch.stack([_linear(x[:, h], weight) for h, weight in enumerate(heads.weights)], dim=1)
+
+
 # The definitions of ops that take weights as these ops pack them, or states as they keep them.
 _OF_PACKED: Final[dict[str, Callable[..., Any]]] = {
     "linear": _linear,
@@ -91,4 +96,5 @@ _OF_PACKED: Final[dict[str, Callable[..., Any]]] = {
     "fused_experts": _fused_experts,
     "mamba2_scan": _mamba2_scan,
     "gated_delta_rule": _gated_delta_rule,
+    "linear_heads": _linear_heads,
 }
