@@ -431,7 +431,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"thinking": {"type": "enabled", "budget_tokens": 500}}, "thinking.budget_tokens is 500 and max_tokens 500"),
     ({"thinking": {"type": "disabled", "budget_tokens": 5}}, "thinking.budget_tokens goes with type enabled"),
     ({"tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),
-    ({"output_config": {"effort": "low"}}, "output_config.effort"),
     ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema is missing"),
     ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "there is no tool with the name x"),
     ({"tools": [{"name": "f", "input_schema": {"type": 5}, "strict": True}]}, "tools.0.input_schema"),

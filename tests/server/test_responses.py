@@ -194,7 +194,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type", "item_reference"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type", "only texts"),
     ({"input": [{"type": "reasoning", "encrypted_content": "gAAA"}]}, "input.0.encrypted_content", "not made by"),
-    ({"reasoning": {"effort": "low"}}, "reasoning.effort", "chat template"),
     ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", "not supported"),
     ({"tool_choice": {"type": "web_search"}}, "tool_choice", "the name of a tool"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "is missing"),

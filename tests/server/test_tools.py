@@ -214,12 +214,32 @@ def test_whether_to_think_reaches_the_template(
     assert ("</think>" not in model.prompt()) == thinks
 
 
+EFFORT = {
+    "/v1/chat/completions": {"messages": ASK, "reasoning_effort": "low"},
+    "/v1/messages": {"messages": ASK, "max_tokens": 99, "output_config": {"effort": "low"}},
+    "/v1/responses": {"input": ASK, "reasoning": {"effort": "low"}},
+}
+
+
+@pytest.mark.parametrize("template", [QWEN25, QWEN3_THINKING])
+def test_effort_that_the_template_does_not_read_is_ignored_and_named(
+    speaker: Callable[[str], Speaker], template: str
+) -> None:
+    """opencode sends one with its request for a title, Claude Code the one that its user has chosen."""
+    model = speaker(template)
+    model.answer = "Yes."
+    with model.server.client() as client:
+        for path, body in EFFORT.items():
+            answer = client.post(path, json={"model": "tiny", **body})
+            assert (answer.status_code, answer.headers["x-forebay-ignored"]) == (200, "reasoning_effort"), answer.text
+
+
 @pytest.mark.parametrize(
     ("template", "wish", "param", "words"),
     [
-        (QWEN25, {"reasoning_effort": "high"}, "reasoning_effort", "does not think"),
+        (QWEN25, {"enable_thinking": True}, "enable_thinking", "does not think"),
         (QWEN3_THINKING, {"enable_thinking": False}, "enable_thinking", "thinks before each answer"),
-        (QWEN3_THINKING, {"reasoning_effort": "low"}, "reasoning_effort", "knows no reasoning_effort"),
+        (QWEN3_THINKING, {"reasoning_effort": "none"}, "reasoning_effort", "thinks before each answer"),
     ],
 )
 def test_what_the_template_cannot_say_of_thinking_is_refused(

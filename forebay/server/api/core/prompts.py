@@ -102,19 +102,16 @@ _TAIL_TOKENS: Final = 128  # more than the tag that opens the thinking has bytes
 
 
 def check_answerable(body: ChatRequest, found: Findings) -> None:
-    """Raises InvalidRequest for tools if the model's format of calls is unknown, and for settings of thinking if the
-    model cannot switch it."""
+    """Raises InvalidRequest for tools if the model's format of calls is unknown, and for a switch of thinking that the
+    model does not have. Clients send an effort unasked: one that the template does not read has no effect."""
     if body.offered_tools and found.formats.calls is None:
         why = found.evidence.get("tool_calls", "there is no chat template")
         raise InvalidRequest(f"this model takes no tools: {why}", code=UNSUPPORTED_FIELD, param="tools")
     (wants, effort, field), thinks = body.requested_thinking, found.formats.thinking is not None
-    if wants is not None and wants != thinks and not found.can_switch:
+    if wants is not None and effort is None and wants != thinks and not found.can_switch:
         what = "thinks before each answer" if thinks else "does not think"
         why = f"this model {what}, and its chat template knows no other way: leave {field} out"
         raise InvalidRequest(why, code=UNSUPPORTED_FIELD, param=field)
-    if effort is not None and not found.has_efforts:
-        what = "how much this model thinks cannot be chosen: its chat template knows no reasoning_effort, leave it out"
-        raise InvalidRequest(what, code=UNSUPPORTED_FIELD, param="reasoning_effort")
 
 
 def tail_of(tokenizer: Tokenizer, prompt: list[int]) -> str:

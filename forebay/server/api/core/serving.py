@@ -125,6 +125,8 @@ async def serve_chat(
     ignored = unread_variables(server.tokenizer, body)
     if body.verbosity is not None and "verbosity" not in server.model.answers.variables:
         ignored.append("verbosity")
+    if body.requested_thinking.effort is not None and not server.model.answers.has_efforts:
+        ignored.append("reasoning_effort")
     if ignored:
         context.note_ignored(ignored)
 
