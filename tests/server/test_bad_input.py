@@ -355,13 +355,13 @@ USER, TOOL = {"role": "user", "content": "x"}, {"name": "f", "input_schema": {}}
 OVER_CAP_ELSEWHERE = [
     (MESSAGES, "stop_sequences", ["x"] * 17),
     (MESSAGES, "stop_sequences", ["é" * 200]),
-    (MESSAGES, "tools", [TOOL] * 129),
+    (MESSAGES, "tools", [TOOL] * 1025),
     (MESSAGES, "messages", [USER] * 4097),
     (MESSAGES, "messages", [{"role": "user", "content": "a" * 10**6}]),
     (f"{MESSAGES}/count_tokens", "messages", [{"role": "user", "content": "^" * 10**6}]),
     (RESPONSES, "input", "a" * 10**6),
     (RESPONSES, "input", [USER] * 4097),
-    (RESPONSES, "tools", [{"type": "web_search"}] * 129),
+    (RESPONSES, "tools", [{"type": "web_search"}] * 1025),
     (RESPONSES, "max_output_tokens", 10**6),
     (RESPONSES, "metadata", {str(i): "x" for i in range(17)}),
 ]

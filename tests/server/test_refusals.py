@@ -73,7 +73,7 @@ CHAT: list[tuple[dict[str, Any], str, str, str]] = [
     ({"messages": [{**HI, "tool_calls": [CALL]}]}, "invalid_combination", "messages.0.tool_calls", "role assistant"),
     ({"tools": [{}]}, "missing_field", "tools.0.type", "is missing"),
     ({"tools": [TOOL, TOOL]}, "invalid_value", "tools", "two tools with the name f"),
-    ({"tools": [TOOL] * 129}, "invalid_value", "tools", "129 entries"),
+    ({"tools": [TOOL] * 1025}, "invalid_value", "tools", "1025 entries"),
     ({"tools": [{**TOOL, "function": {"name": "a b"}}]}, "invalid_value", "tools.0.function.name", "must match"),
     ({"tool_choice": "required"}, "invalid_combination", "tool_choice", "no tools"),
     ({"tools": [TOOL], "tool_choice": OTHER}, "invalid_value", "tool_choice.function.name", "with the name g"),
