@@ -148,6 +148,8 @@ def outcome(overlay: Overlay, area: Area, change: Drawn, covered: Covered) -> st
     find it, since they ended when they were recorded.
     """
     source = (overlay.root / "forebay" / change.file).read_text()
+    if change.site.quote(source) != change.before:
+        return f"UNSURE {change.file} was edited during the draw"
     groups = area.tests_of(change.file, overlay.root)
     lines = statement_lines(source, change.site.line, change.site.line + change.before.count("\n"))
     covering = covered.of(groups, change.file, lines) if lines else groups

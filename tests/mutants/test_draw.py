@@ -171,6 +171,18 @@ def test_first_failure_of_tests_that_are_not_there_is_none_of_the_change(tmp_pat
         overlay.first_failure(["tests/test_y.py"])
 
 
+def test_change_of_a_file_that_was_edited_meanwhile_is_unsure(tmp_path: Path) -> None:
+    [change] = draw(["scheduler/halt.py"], 1, seed=1)
+    (tmp_path / "forebay" / "scheduler").mkdir(parents=True)
+    (tmp_path / "forebay" / change.file).write_text("# another text\n" * 200)
+    overlay = object.__new__(Overlay)
+    overlay.root = tmp_path
+    unknown = Covered(tests={}, seconds={})
+    assert outcome(overlay, AREAS["scheduler"], change, unknown) == (
+        "UNSURE scheduler/halt.py was edited during the draw"
+    )
+
+
 def test_change_hanging_tests_are_killed_with_their_processes(tmp_path: Path) -> None:
     overlay = object.__new__(Overlay)
     overlay.root = tmp_path

@@ -68,6 +68,8 @@ def test_the_official_client_gets_vectors_in_order_more_than_run_at_once(embedde
         np.testing.assert_array_equal(np.array(entry.embedding, dtype=np.float32), expected)
     assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, ids))
     assert answer.usage.cache["cached_tokens"] == 9
+    assert answer.usage.prompt_tokens_details == {"cached_tokens": 9}
+    assert answer.usage.weight_version == 0
     assert embedder.engine.submitted[-1].params == SamplingParams.of_pooling(Pooling(PoolingKind.MEAN))
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from forebay.base.errors import InvalidRequest
 from forebay.base.foreign import ABSENT_FIELDS
+from forebay.server.api.openai.responses_request import ResponsesRequest
 from forebay.server.protocol.requests import ChatRequest, CompletionRequest, TokenizeRequest
 from forebay.server.protocol.strict import Strict
 
@@ -216,3 +217,26 @@ def test_each_field_of_another_engine_is_served_or_passed_or_answered_with_what_
 
 def test_no_line_is_about_a_field_that_is_served() -> None:
     assert not set(ABSENT_FIELDS) & {*ChatRequest.names(), *CompletionRequest.names()}
+
+
+@pytest.mark.parametrize(
+    ("field", "taken", "refused"),
+    [
+        ("allowed_callers", [None, ["direct"]], [["code"], False, []]),
+        ("async", [None, False], [True, ["direct"]]),
+        ("output_schema", [None], [{}, False]),
+    ],
+)
+def test_field_of_a_function_of_responses_is_taken_if_it_changes_nothing(
+    field: str, taken: list[Any], refused: list[Any]
+) -> None:
+    def parse(value: Any) -> None:
+        tool = {"type": "function", "name": "f", "parameters": {}, field: value}
+        ResponsesRequest.parse({"input": "a", "tools": [tool]})
+
+    for value in taken:
+        parse(value)
+    for value in refused:
+        with pytest.raises(InvalidRequest) as error:
+            parse(value)
+        assert error.value.param == f"tools.0.{field}"
