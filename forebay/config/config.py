@@ -21,8 +21,8 @@ class ServerConfig(MediaOptions):
 
     host: str
     port: int
-    api_keys: tuple[str, ...]
-    admin_api_keys: tuple[str, ...]
+    api_keys: tuple[str, ...] = field(repr=False)
+    admin_api_keys: tuple[str, ...] = field(repr=False)
     allowed_hosts: tuple[str, ...]
     cors_origins: tuple[str, ...]
     cache_isolation: CacheIsolation = CacheIsolation.KEY

@@ -193,7 +193,8 @@ CORE = (
         "scheduler/grammars.py",
         "            first += count\n",
         "            first += count if req.id in self.living else 0\n",
-        "simulation/test_grammar_seeds.py::test_c16_outputs_are_the_references_under_grammars_too",
+        "scheduler/test_constraints.py::"
+        "test_constraints_of_a_step_are_those_of_last_chunks_and_of_decodes_with_their_drafts",
     ),
     Mutant(
         "C16 the device drafts nothing for a request under a grammar",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from coverage import CoverageData
+from coverage.exceptions import CoverageException
 
 from tests.mutants.mutant import REPOSITORY, Overlay
 
@@ -83,7 +85,7 @@ def covered(overlay: Overlay, sources: Sequence[str], tests: Sequence[str]) -> C
 
 def _record(overlay: Overlay, sources: Sequence[str], tests: Sequence[str]) -> dict[str, Any]:
     folder = overlay.root / ".covered"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     settings, told = folder / "settings", folder / "told"
     settings.write_text(_SETTINGS.format(folder=folder, root=overlay.root))
     (folder / "sitecustomize.py").write_text("import coverage\ncoverage.process_startup()\n")
@@ -98,8 +100,9 @@ def _record(overlay: Overlay, sources: Sequence[str], tests: Sequence[str]) -> d
     data = CoverageData(str(folder / "combined"))
     for part in folder.glob("data.*"):
         one = CoverageData(str(part))
-        one.read()
-        data.update(one)
+        with contextlib.suppress(CoverageException):  # a process that was killed wrote a part of it
+            one.read()
+            data.update(one)
     by_line = {name: data.contexts_by_lineno(str(overlay.root / "forebay" / name)) for name in sources}
     return {
         "tests": {

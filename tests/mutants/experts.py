@@ -122,6 +122,6 @@ EXPERTS: Final[tuple[Mutant, ...]] = (
         "families/hy_v3/config.py",
         '"model.layers.{0}.shared_head.norm."',
         '"model.layers.{0}.final_layernorm."',
-        _DRAFT,
+        f"{_DRAFT}[torch-hy_v3]",
     ),
 )

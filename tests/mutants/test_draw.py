@@ -239,6 +239,8 @@ def test_covered_records_tests_fixtures_and_processes(tmp_path: Path, monkeypatc
     monkeypatch.setattr("tests.mutants.covered._KEPT", tmp_path / "kept")
     overlay = object.__new__(Overlay)
     overlay.root = tmp_path
+    (tmp_path / ".covered").mkdir()
+    (tmp_path / ".covered" / "data.of-a-process-that-was-killed").write_text("")
     for _ in range(2):  # the second time it is read
         found = covered(overlay, ["f.py"], ["test_f.py"])
         assert [found.by("f.py", [line]) for line in (4, 6, 7)] == [

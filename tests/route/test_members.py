@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,9 +13,12 @@ from starlette.datastructures import Headers
 
 from forebay.base.errors import Unavailable
 from forebay.base.http_client import Origin
+from forebay.config.config import ServerConfig
+from forebay.config.engine_config import DisaggregationOptions
 from forebay.route import forwarding, information, members
 from forebay.route.administration import _at_all
 from forebay.route.announcement import Role
+from forebay.route.fleet import Fleet
 from forebay.route.members import CHECKS_PER_INFO, GIVEN_UP_AFTER, Member, Members
 from forebay.route.upstream import MEMBER_LOST, Head
 
@@ -241,3 +245,11 @@ def test_router_administration_that_one_member_refuses_is_refused(monkeypatch):
     assert (answer.status_code, said["success"]) == (409, False)
     assert [each["status"] for each in said["members"]] == [200, 409, 200, 200]
     assert said["error"]["message"] == "http://host:2: why"
+
+
+@pytest.mark.parametrize("holder", [Member, Fleet, ServerConfig, DisaggregationOptions])
+def test_secret_is_not_in_the_text_of_its_holder(holder: type[Any]) -> None:
+    """Such a text gets into a log or an error."""
+    shown = {field.name: field.repr for field in dataclasses.fields(holder)}
+    assert shown["cluster_key"] is False
+    assert not any(shown.get(name) for name in ("key_names", "api_keys", "admin_api_keys"))
