@@ -8,7 +8,8 @@ none of them has a list of tensors of its own.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -34,11 +35,15 @@ class Mover:
     """
 
     def __init__(self, cache: CachePool) -> None:
+        tensors = {kind: [tensor for _, tensor in table.entries] for kind, table in cache.tables.items()}
+        widths = {kind: [tensor.nbytes // len(tensor) for tensor in own] for kind, own in tensors.items()}
+        self.row_bytes = {kind: sum(own) for kind, own in widths.items()}
+        # As the widest integers that fit: torch moves single bytes several times slower.
+        self._types = {kind: _widest(own) for kind, own in widths.items()}
         self._columns = {
-            kind: [tensor.view(tensor.shape[0], -1).view(torch.uint8) for _, tensor in table.entries]
-            for kind, table in cache.tables.items()
+            kind: [tensor.view(-1).view(self._types[kind]).view(len(tensor), -1) for tensor in own]
+            for kind, own in tensors.items()
         }
-        self.row_bytes = {kind: sum(column.shape[1] for column in own) for kind, own in self._columns.items()}
         self.layout = _digest(cache)
 
     def read(self, places: Places) -> dict[str, Tensor]:
@@ -47,12 +52,10 @@ class Mover:
 
     def _read(self, kind: str, at: Tensor) -> Tensor:
         rows, begin = at.new_empty((len(at), self.row_bytes[kind]), dtype=torch.uint8), 0
+        wide = rows.view(self._types[kind])
         for column in self._columns[kind]:
             end = begin + column.shape[1]
-            if rows.is_cuda:
-                rows[:, begin:end] = column.index_select(0, at)
-            else:  # twice as fast as torch for single bytes
-                rows.numpy()[:, begin:end] = column.numpy()[at.numpy()]
+            wide[:, begin:end] = column.index_select(0, at)
             begin = end
         if not rows.is_cuda:
             return rows
@@ -63,13 +66,17 @@ class Mover:
         for kind, at in places.items():
             source, begin = rows[kind].to(at.device, non_blocking=True), 0
             assert source.shape == (len(at), self.row_bytes[kind]), f"{source.shape} are no rows of {len(at)} {kind}"
+            wide = source.view(self._types[kind])
             for column in self._columns[kind]:
                 end = begin + column.shape[1]
-                if source.is_cuda:
-                    column.index_copy_(0, at, source[:, begin:end])
-                else:
-                    column.numpy()[at.numpy()] = source.numpy()[:, begin:end]
+                column.index_copy_(0, at, wide[:, begin:end])
                 begin = end
+
+
+def _widest(num_bytes: Sequence[int]) -> torch.dtype:
+    """Return the widest integers of which each of these numbers of bytes is a multiple; single bytes for no number."""
+    widths = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+    return widths[math.gcd(8, *num_bytes) if num_bytes else 1]
 
 
 def num_bytes(rows: Rows) -> int:

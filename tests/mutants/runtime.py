@@ -308,8 +308,8 @@ RUNTIME = (
     Mutant(
         "C26 8-bit KV comes back from the host with its scales",
         "pools/mover.py",
-        "for _, tensor in table.entries]",
-        "for _, tensor in table.entries if tensor.dtype is not torch.float32]",
+        "[tensor for _, tensor in table.entries]",
+        "[tensor for _, tensor in table.entries if tensor.dtype is not torch.float32]",
         "pools/test_cache_pool.py::test_c26_a_copy_of_8_bit_kv_brings_its_scales_along",
     ),
     Mutant(

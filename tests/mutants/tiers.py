@@ -61,10 +61,10 @@ TIERS = (
     ),
     Mutant(
         "C34 a tier's prefixes are those of one namespace",
-        "memory/tier.py",
-        "        root = self.cache.index.roots.get(prefix.namespace)\n",
-        "        root = next(iter(self.cache.index.roots.values()), None)\n",
-        _SEEDS,
+        _TIERS,
+        "    return req.durable_namespace if tier.durable else req.cache_namespace\n",
+        '    return req.durable_namespace if tier.durable else ""\n',
+        _ENGINE + "test_c34_host_tier_serves_no_other_adapter",
     ),
     Mutant(
         "C19 a step stores before it overwrites",

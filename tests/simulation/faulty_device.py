@@ -52,14 +52,14 @@ class CopyStep:
         ]
         runner.forget_pictures(self.plan)
         runner.host.save(self.plan, lens, runner.broken)
-        runner.tiers.store(self.plan)
+        runner.cache_tiers.store(self.plan)
         runner.host.drop(self.plan)
-        return runner.tiers.fetch(self.plan)
+        return runner.cache_tiers.fetch(self.plan)
 
     def result(self, *, fails: bool = False, poisoned: object = None) -> StepResult:
         if fails:
             self.runner.host.spoil(self.plan)
-            self.runner.tiers.spoil(self.plan)
+            self.runner.cache_tiers.spoil(self.plan)
             raise StepFailed(f"step {self.plan.step} failed")
         return StepResult(token_ids=[], lost=self._copy())
 

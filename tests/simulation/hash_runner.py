@@ -89,7 +89,7 @@ class HashRunner:
         self.windows = WindowMemory(pools.windows, pools.kv, ps, config.context_length) if pools.windows else None
         self.states = StateMemory(pools.states) if pools.states else None
         self.host = HostMemory(self.pages, self.windows, self.states)
-        self.tiers = TierMemory(self, config)
+        self.cache_tiers = TierMemory(self, config)
         self.last_tokens = np.full(rows, NO_TOKEN, dtype=np.int64)
         self.seeds = np.zeros(rows, dtype=np.uint64)
         self.salts = np.zeros(rows, dtype=np.uint64)
@@ -263,12 +263,12 @@ class HashRunner:
         if fails:
             self._fail(step)
         self.host.save(plan, saved_lens, self.broken)
-        self.tiers.store(plan)
+        self.cache_tiers.store(plan)
         self.host.drop(plan)
         if self.states:
             self.states.begin(plan)
         self.host.load(plan, self.row_of)
-        lost = self.tiers.fetch(plan)
+        lost = self.cache_tiers.fetch(plan)
         return replace(self._forward(step, poisoned), lost=lost)
 
     def _settle(self, plan: StepPlan) -> None:
@@ -507,7 +507,7 @@ class HashRunner:
             self.states.spoil(step, np.arange(plan.num_seqs))
             self.states.spoil_slots(plan.kinds.state.copy_dst)
         self.host.spoil(plan)
-        self.tiers.spoil(plan)
+        self.cache_tiers.spoil(plan)
         self.broken.update(step.tenants.tolist())
         self._advance(step, np.where(step.span.decodes, 1, plan.q_lens))
         raise StepFailed(f"step {plan.step} failed")

@@ -108,7 +108,7 @@ class Simulation:
         )
         self.device = FaultyDevice(self)
         losses = Random(f"{config} losses") if config.tiers else Random(0)
-        self.runner.tiers.loses = lambda: losses.random() < self.faults.fetch_lost
+        self.runner.cache_tiers.loses = lambda: losses.random() < self.faults.fetch_lost
         self.widths = self._make_widths(config.speculation)
         self.core = EngineCore(
             self.scheduler,
@@ -506,8 +506,8 @@ class Simulation:
             window_hits=hits if windows_of(pools) else 0,
             states_taken=states_of(pools).num_taken if states_of(pools) else 0,
             evicted_states=states_of(pools).in_tree.num_evicted if states_of(pools) else 0,
-            fetched=self.runner.tiers.num_fetched,
-            lost=self.runner.tiers.num_lost,
+            fetched=self.runner.cache_tiers.num_fetched,
+            lost=self.runner.cache_tiers.num_lost,
             digest=self.oracles.log.hexdigest(),
         )
 
