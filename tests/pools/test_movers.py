@@ -162,7 +162,7 @@ def test_layout_differs_where_a_row_means_something_else() -> None:
         cache = CachePool(specs_of(model_type), types, page_size=page_size, num_slots={"kv": 1}, device="cpu")
         return Mover(cache).layout
 
-    asked = [("llama", CacheTypes()), ("llama", TYPES_OF_CACHES["int8"]), ("falcon_h1", CacheTypes())]
+    asked = [("llama", types) for types in TYPES_OF_CACHES.values()] + [("falcon_h1", CacheTypes())]
     layouts = [*(layout(*each) for each in asked), layout("llama", CacheTypes(), page_size=8)]
     assert len(set(layouts)) == len(layouts)
     assert layout("llama", CacheTypes()) == layouts[0]
