@@ -11,10 +11,10 @@
 There is no global switch: each user of kernels gets an `Ops`. `Ops` (interface.py) is composed of the definitions in
 reference/, which state each op's contract and compute it in torch. `NativeOps` (native/) has the C++ twins in cpu/,
 compiled for this machine on first use (`python -m forebay.ops.build` does it ahead). Both take bfloat16 or float32
-tensors on the CPU. `TritonOps` (triton/) takes those on an NVIDIA GPU, where a row's bits may depend on how a step was
-cut. q, k, v and the x of `linear`, the norms, the activations and the recurrences may be views into wider rows, and so
-may gates; all else is contiguous. Shapes, dtypes and index ranges are the caller's contract: the native ops check none
-of them per call.
+tensors on the CPU. `TritonOps` (triton/) takes those on an NVIDIA GPU; a row's equal bits are proved there in Triton's
+interpreter alone. q, k, v and the x of `linear`, the norms, the activations and the recurrences may be views into wider
+rows, and so may gates; all else is contiguous. Shapes, dtypes and index ranges are the caller's contract:
+the native ops check none of them per call.
 
 A row's result of a native op is the same, bit by bit, whatever the other rows of the call are. It does not depend on
 how a prompt is cut into chunks, on the page size, or on the number of threads.
