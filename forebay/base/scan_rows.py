@@ -14,14 +14,14 @@ CHUNK: Final = 16  # tokens: the rows that one instruction of a matrix unit take
 _ALIGNMENT: Final = 64  # bytes: loads of 16 bytes, and strides that Triton finds to be multiples of 16
 
 
-def part_offsets(state_bytes: int, token_bytes: Iterable[int]) -> Sequence[int]:
-    """Return the offsets, in bytes, of the parts behind a state of `state_bytes`, and then the length of a row.
+def part_offsets(num_bytes: int, token_bytes: Iterable[int]) -> Sequence[int]:
+    """Return the offsets, in bytes, of the parts behind `num_bytes` of a state, and then the length of a row.
 
     `token_bytes`: what each part keeps of a token.
     """
-    offsets = [_aligned(state_bytes)]
-    for num_bytes in token_bytes:
-        offsets.append(offsets[-1] + _aligned(CHUNK * num_bytes))
+    offsets = [_aligned(num_bytes)]
+    for each in token_bytes:
+        offsets.append(offsets[-1] + _aligned(CHUNK * each))
     return offsets
 
 

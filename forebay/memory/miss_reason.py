@@ -1,6 +1,7 @@
 """Why the prefix cache could not give more."""
 
 from enum import StrEnum
+from typing import Final
 
 
 class MissReason(StrEnum):
@@ -20,3 +21,7 @@ class MissReason(StrEnum):
     WINDOW_MISSING = "kv_present_window_missing"  # the KV is there, that of a sliding window is not
     PROMPT_LOGPROBS = "prompt_logprobs"  # every position must be computed
     POOLING = "pooling"  # the same: the vector wanted is of the first token, or of all
+
+
+NEVER_REUSED: Final = (MissReason.DISABLED, MissReason.PROMPT_LOGPROBS, MissReason.POOLING)
+"""A request whose match has one of these reasons reuses no prefix, however long."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from forebay.config.engine_config import SchedulePolicy
 from forebay.memory.holding import footprint
-from forebay.memory.miss_reason import MissReason
+from forebay.memory.miss_reason import NEVER_REUSED, MissReason
 from forebay.memory.radix_node import MISSES, Match
 from forebay.requests.account import Account
 from forebay.requests.request import Request, RequestFault
@@ -37,8 +37,6 @@ MAX_PASSED: Final = 8  # requests that do not fit which one pass tries before it
 MAX_RIVALS: Final = 16  # waiting requests that are compared with one that starts
 _MAX_LPM_QUEUE: Final = 128  # beyond this many, matching each waiting request costs more than it gains
 _service: Final = attrgetter("service")
-# Requests whose matches have these reasons reuse no prefix, however long.
-_NEVER_REUSED: Final = (MissReason.DISABLED, MissReason.PROMPT_LOGPROBS, MissReason.POOLING)
 # The logits of a position and its rank among a vocabulary take about the time of the position's layers: SmolLM2-135M on
 # one thread, 0.5 to 0.9 ms for the first. A chunk of which every position is scored is half as long, so that no step
 # takes longer for it.
@@ -80,12 +78,6 @@ def growth(req: Request, ratio: float, page_size: int) -> int:
     all that it may still generate."""
     remaining = min(req.max_kv_len - len(req.tokens) + 1, _MAX_EXPECTED_TOKENS)
     return footprint(int(remaining * (1.0 if req.num_retractions else ratio)), page_size)
-
-
-def _reason(req: Request, match: Match) -> MissReason:
-    """Return why no more of a prompt is reused of which a tier had more."""
-    lacks = match.reason not in (MissReason.NONE, *_NEVER_REUSED)
-    return MissReason.NOT_LOADED_IN_TIME if lacks else match.reason
 
 
 def _by_tier(req: Request, match: Match) -> dict[str, int]:
@@ -268,7 +260,7 @@ class AdmissionPass:
             here, there = pools.pictures.as_tokens(np.array([here, there])).tolist()
         return CacheReport(
             cached_tokens=(copies.num_bytes and copies.num_tokens(req.id)) or match.num_tokens,
-            miss_reason=_reason(req, match) if req.load_failed else match.reason,
+            miss_reason=self._memory.tiers.miss_reason(req, match),
             kv_tokens=match.kv_tokens,
             resumable=dict(match.resumable or self._memory.prefixes.nothing_resumable),
             differs_at=differs_at,
@@ -283,7 +275,7 @@ class AdmissionPass:
         Only prompts of the same tenant count, since the turn of others may come later."""
         start, tokens = match.num_tokens, req.tokens
         stop = start + max(SHARE_WORTH_WAITING, 2 * self._config.page_size)
-        if match.reason in _NEVER_REUSED or len(tokens) <= stop:
+        if match.reason in NEVER_REUSED or len(tokens) <= stop:
             return False
         for leader in self._leaders:
             if (
@@ -319,7 +311,7 @@ class AdmissionPass:
         if req.held or memory.host_copies.num_tokens(req.id) or memory.computes_for(req):
             return 0
         match = memory.prefixes.match(req)
-        if match.reason in _NEVER_REUSED or self._follows(req, match) or memory.tiers.waits(req):
+        if match.reason in NEVER_REUSED or self._follows(req, match) or memory.tiers.waits(req):
             return 0
         promised = 0 if self._alone else self._promised + growth(req, self._ratio, page_size)
         room = self._pools.available_pages - promised

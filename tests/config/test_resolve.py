@@ -153,8 +153,18 @@ def test_every_auto_has_a_rule_or_may_be_absent() -> None:
 
 def test_every_field_of_the_configuration_has_a_flag() -> None:
     derived = {"radix_cache", "strategy", "track_interval", "api_keys", "admin_api_keys", "adaptive", "cluster_key"}
-    derived |= {"key_names", "tenants", "spare_cache", "requests_first", "width", "movable", "known_answers"}
+    derived |= {
+        "key_names",
+        "tenants",
+        "spare_cache",
+        "requests_first",
+        "width",
+        "movable",
+        "known_answers",
+        "chunked_scans",
+    }
     derived |= {"top_k", "device_buffer_size", "host_to_device_ratio", "host_path", "sparse_kv_on_host"}  # HiSparse's
+    derived |= {"chunked_scans"}  # the kernels'
     config = resolve()
     wanted = (
         (flat(config.engine).keys() | flat(config.server).keys())

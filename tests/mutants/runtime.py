@@ -89,8 +89,8 @@ RUNTIME = (
     Mutant(
         "C14 the padding row grows in no step with prompts",
         _EXTEND,
-        'writes = [(rows, "kv_lens")]',
-        "writes = ()",
+        'writes=[(rows, "kv_lens")]',
+        "writes=()",
         "runtime/test_decode_step.py::test_c14_the_padding_row_grows_in_no_captured_step",
     ),
     Mutant(

@@ -11,6 +11,13 @@ _EVERY_TYPE: Final = _ENGINE + "test_c19_host_tier_every_model_type_gives_the_bi
 
 TIERS = (
     Mutant(
+        "C20 only a prefix that a file had once is evicted from a file",
+        _TIERS,
+        "any(self._evicted(req, tier) for tier in self.all if tier.durable)",
+        "self.all",
+        "scheduler/test_tiers.py::test_tiers_prefix_that_a_file_never_had_is_evicted_from_the_device_alone",
+    ),
+    Mutant(
         "C30 a load that failed is not attached",
         _TIERS,
         "        if lost or was_dropped:\n",

@@ -10,7 +10,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from forebay.backends import BACKENDS, make_ops
+from forebay.backends import make_ops
 from forebay.layers.context import ForwardContext
 from forebay.layers.states import States
 from forebay.memory.budget import PoolSizes
@@ -113,9 +113,7 @@ def hybrid_runner(
         max_num_tokens=max_num_tokens,
         width=width,
         vocab_size=vocab_size,
-        types=replace(
-            cache_types(dtype, ssm_dtype, kv_dtype), chunked_scans=ops is not None and BACKENDS[ops.name].chunked_scans
-        ),
+        types=replace(cache_types(dtype, ssm_dtype, kv_dtype), chunked_scans=ops is not None and ops.name == "triton"),
         device=device,
         **graphs,
     )

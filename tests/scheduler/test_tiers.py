@@ -15,10 +15,10 @@ PROMPT = list(range(2000, 2034))  # 8 whole pages are cached of it
 OTHER = list(range(5000, 5060))
 
 
-def tiered(*, worth: int = 200, tiers=("host",), **changes) -> Rig:
+def tiered(*, worth: int = 200, tiers=("host",), tier_pages: int = 64, **changes) -> Rig:
     """A page of 4 tokens has 400 bytes; a token is computed in the time in which `worth` bytes are copied."""
     kinds = kind_config(slot_bytes={"kv": 400}, recompute_bytes_per_token=worth)
-    changes = {"num_pages": 15, "tiers": {name: {"kv": 64} for name in tiers}, "kinds": kinds} | changes
+    changes = {"num_pages": 15, "tiers": {name: {"kv": tier_pages} for name in tiers}, "kinds": kinds} | changes
     return Rig(**changes)
 
 
@@ -111,6 +111,22 @@ def test_tiers_load_that_fails_is_not_tried_again():
     rig.run()
     assert fetches(rig) == [copy]
     assert (report(rig, req).cached_tokens, report(rig, req).miss_reason) == (0, MissReason.NOT_LOADED_IN_TIME)
+
+
+def test_tiers_prefix_that_a_file_had_once_is_reported_as_evicted_from_it():
+    rig = tiered(tiers=("disk",), tier_pages=15)
+    evicted(rig)
+    req = rig.add(PROMPT, max_new=1)
+    rig.run()
+    assert (report(rig, req).cached_tokens, report(rig, req).miss_reason) == (0, MissReason.EVICTED_FROM_DISK)
+
+
+def test_tiers_prefix_that_a_file_never_had_is_evicted_from_the_device_alone():
+    rig = tiered(tiers=("disk",), tier_pages=7)
+    evicted(rig)
+    req = rig.add(PROMPT, max_new=1)
+    rig.run()
+    assert (report(rig, req).cached_tokens, report(rig, req).miss_reason) == (0, MissReason.EVICTED)
 
 
 @pytest.mark.parametrize("ends", ["abort", "fail"])

@@ -139,7 +139,7 @@ def test_response_that_fails_is_not_stored(launch: Callable[..., Running]) -> No
         with http.stream("POST", "/v1/responses", json={"input": "x", "stream": True}) as answer:
             lines = answer.iter_lines()
             begun = next(line for line in lines if line.startswith("data: "))
-            server.call(server.engine.die)
+            server.call(server.engine.fail_all, "engine_dead", "the engine died")  # the server stays to be asked
             assert "response.failed" in "".join(lines)
         name = begun.partition('"id":"')[2].partition('"')[0]
         assert http.get(f"/v1/responses/{name}").status_code == 404

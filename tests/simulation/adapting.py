@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Any, ClassVar, Final, Self
@@ -293,7 +293,7 @@ def _run(seed: int) -> AdaptingOutcome:
     return AdaptingOutcome(steps=sim.num_steps, adapted=sim.num_adapted, digest=str(sim.outcome()), **sim.counts)
 
 
-def run_seeds(seeds: range) -> AdaptingOutcome:
+def run_seeds(seeds: Iterable[int]) -> AdaptingOutcome:
     return sum(map(run_seed, seeds), AdaptingOutcome(seeds=0))
 
 

@@ -78,7 +78,7 @@ def test_c22_peer_is_heard_when_what_it_says_is_whole(ends: tuple[socket.socket,
     link.decoder = FrameDecoder(ToDecode, KEY, 1)
     now = 5.0
     there.sendall(said[:-1])
-    assert (list(link.receive()), link.heard) == ([], 0.0)
+    assert (list(link.receive()), link.last_received_at) == ([], 0.0)
     now = 6.0
     there.sendall(said[-1:])
-    assert (list(link.receive()), link.heard) == ([Beat()], 6.0)
+    assert (list(link.receive()), link.last_received_at) == ([Beat()], 6.0)

@@ -148,7 +148,7 @@ class Connection:
 
     def __init__(self, sock: Sock, where: str, clock: Callable[[], float], chaos: object) -> None:
         self.sock, self.where, self._clock = sock, where, clock
-        self.heard = clock()
+        self.last_received_at = clock()
 
     is_ready = property(lambda self: self.sock.is_ready)
 
@@ -169,7 +169,7 @@ class Connection:
                 return
             except OSError as error:
                 raise ConnectionLost(str(error)) from error
-            self.heard = self._clock()
+            self.last_received_at = self._clock()
             yield frame
 
     def flush(self) -> None: ...

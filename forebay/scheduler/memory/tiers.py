@@ -16,6 +16,7 @@ from forebay.formats.prefix_files import Record, Rows
 from forebay.memory.holding import Allocation
 from forebay.memory.kinds.kind import Kept
 from forebay.memory.kv_allocator import KV
+from forebay.memory.miss_reason import NEVER_REUSED, MissReason
 from forebay.memory.radix_node import OPERATOR, Match, Pin
 from forebay.memory.slots import LOADING, NO_IDS, Holder, Ids, Slots, as_ids
 from forebay.memory.tier import Prefix, Span, Tier, missing, of_device, untiered
@@ -173,6 +174,21 @@ class Tiers:
         self._pools.draft.copies_tiers = True
         self._count_loading()
         return ceil_div(self._num_bytes(source), worth)
+
+    def miss_reason(self, req: Request, match: Match) -> MissReason:
+        """Return why no more of a request's prefix is reused than `match`, which the device's cache has."""
+        if req.load_failed and match.reason not in (MissReason.NONE, *NEVER_REUSED):
+            return MissReason.NOT_LOADED_IN_TIME
+        if match.reason is MissReason.EVICTED and any(self._evicted(req, tier) for tier in self.all if tier.durable):
+            return MissReason.EVICTED_FROM_DISK
+        return match.reason
+
+    def _evicted(self, req: Request, tier: Tier) -> bool:
+        """Return whether a tier had more of a request's prefix once."""
+        namespace = _namespace(req, tier)
+        if req.pictures is not None or namespace is None:
+            return False
+        return tier.cache.index.match(req.key(len(req.tokens) - 1), namespace).reason is MissReason.EVICTED
 
     def _longest(self, req: Request, num_tokens: int) -> tuple[Tier, Match] | None:
         """Return the tier in which the longest prefix of a request's tokens can be resumed, if that is longer than

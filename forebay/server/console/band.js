@@ -16,6 +16,8 @@ const WHY = {
   diverged: "the text differs here from what was cached",
   not_cached_yet: "nobody had asked for what comes here",
   evicted: "what follows was evicted to make room",
+  evicted_from_disk: "what follows was removed from the files to make room",
+  not_loaded_in_time: "another tier has what follows, but copying it failed or takes longer",
   kv_present_state_missing: "no state was kept further on, though keys and values were",
   kv_present_window_missing: "its window is gone further on, though keys and values are there",
   below_page: "less than a page is not kept",

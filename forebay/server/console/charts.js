@@ -14,6 +14,8 @@ const REASONS = {
   not_cached_yet: "new from there on",
   diverged: "differs from what was cached",
   evicted: "evicted to make room",
+  evicted_from_disk: "removed from the files",
+  not_loaded_in_time: "in another tier, not copied",
   released: "given back while asleep",
   kv_present_state_missing: "no state to go on from",
   kv_present_window_missing: "its window is gone",

@@ -35,6 +35,8 @@ const MISS = {
   diverged: "then it diverged",
   not_cached_yet: "the rest is new",
   evicted: "the rest was evicted",
+  evicted_from_disk: "the rest was removed from the files",
+  not_loaded_in_time: "the rest was not copied from another tier",
   kv_present_state_missing: "no state to go on from",
   kv_present_window_missing: "its window is gone",
   below_page: "the rest is shorter than a page",

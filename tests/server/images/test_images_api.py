@@ -33,7 +33,7 @@ from forebay.text.tokenizer import Tokenizer
 from tests.deadlines import HANGS_S, wait_until
 from tests.server.conftest import MODEL, Running, start
 from tests.server.fake_engine import FakeEngine
-from tests.server.images.smolvlm import PER_TILE, PLACEHOLDER, TILING, file_of, noise, write_tokenizer
+from tests.server.images.smolvlm import PER_TILE, PLACEHOLDER, TEMPLATE, TILING, file_of, noise, write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("patience")
 
@@ -63,8 +63,8 @@ def block(file: bytes) -> dict[str, Any]:
 class Chats:
     """A server with an encoder, and the last prompt that its engine was given."""
 
-    def __init__(self, folder: Path, **config: Any) -> None:
-        self._start(Tokenizer.from_path(write_tokenizer(folder)), TILING, **config)
+    def __init__(self, folder: Path, template: str = TEMPLATE, **config: Any) -> None:
+        self._start(Tokenizer.from_path(write_tokenizer(folder, template)), TILING, **config)
 
     @classmethod
     def of(cls, folder: Path) -> Chats:
@@ -420,9 +420,8 @@ def test_limits_are_what_their_flags_say(tmp_path: Path) -> None:
 
 def test_template_that_shows_no_images_is_named(tmp_path: Path) -> None:
     plain = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    chats = Chats(tmp_path)
+    chats = Chats(tmp_path, plain)
     try:
-        chats.server.tokenizer.chat_template = Tokenizer.from_path(write_tokenizer(tmp_path, plain)).chat_template
         message = refused(chats.chat(part(IMAGE)), "chat_template_error", "messages")
         assert message.startswith("the chat template wrote 0 placeholders for 1 images")
     finally:
