@@ -253,14 +253,14 @@ class AdmissionPass:
             self._starts = False
 
     def _report(self, req: Request, match: Match) -> CacheReport:
-        pools, copies = self._pools, self._memory.host_copies
+        pools, copies, tiers = self._pools, self._memory.host_copies, self._memory.tiers
         differs_at, there = pools.cache.index.differs(req.key(len(req.tokens)), req.cache_namespace, req.author)
         here = req.tokens[differs_at] if differs_at >= 0 else -1
         if pools.pictures is not None:
             here, there = pools.pictures.as_tokens(np.array([here, there])).tolist()
         return CacheReport(
             cached_tokens=(copies.num_bytes and copies.num_tokens(req.id)) or match.num_tokens,
-            miss_reason=self._memory.tiers.miss_reason(req, match),
+            miss_reason=tiers.miss_reason(req, match) if tiers.all else match.reason,
             kv_tokens=match.kv_tokens,
             resumable=dict(match.resumable or self._memory.prefixes.nothing_resumable),
             differs_at=differs_at,

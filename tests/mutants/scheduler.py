@@ -365,8 +365,8 @@ SCHEDULER = (
     Mutant(
         "C20 the report is of the tree as it was matched",
         "scheduler/admission.py",
-        "miss_reason=self._memory.tiers.miss_reason(req, match),",
-        "miss_reason=match.kv_reason,",
+        "if tiers.all else match.reason,",
+        "if tiers.all else match.kv_reason,",
         "scheduler/test_states.py::test_c20_kv_without_a_state_is_computed_again_and_a_state_kept_there",
     ),
     Mutant(
