@@ -27,6 +27,11 @@ SCHEDULING = {field.name for field in fields(SchedulingOptions)}
 DEMAND = {field.name for field in fields(MemoryDemand)} - {"kinds"}
 
 
+def test_whole_page_has_the_bytes_of_its_tokens_on_the_device_and_in_host_memory() -> None:
+    demand = replace(PLAIN, host_bytes_per_token=512)
+    assert (demand.page_bytes, demand.whole_page_bytes) == (16 * 1024, 16 * (1024 + 512))
+
+
 def with_kinds(demand: MemoryDemand, *, window: int = 256, width: int = 1, **changes: Any) -> MemoryDemand:
     """With other values, and of kinds what `sizes` says, their options and those of the scheduler."""
     demand = replace(demand, width=width, **{name: value for name, value in changes.items() if name in DEMAND})

@@ -128,6 +128,20 @@ def test_a_pinned_prefix_is_not_evicted_and_its_ancestors_neither():
     rig.check()
 
 
+def test_pages_pinned_within_an_edge_are_not_evicted_with_those_behind_them():
+    rig = Rig(page_size=2)
+    rig.insert(1, 2, 3, 4, 5, 6)
+    assert rig.cache.pin_pages(key(1, 2, 9, 9), 2) is None
+    pin = rig.cache.pin_pages(key(1, 2, 3, 4), 1)
+    assert pin.num_pages == 1
+    assert rig.cache.evict(100) == 2
+    assert rig.cached(1, 2, 3, 4) == 2
+    rig.check(pin)
+    rig.cache.unpin(pin)
+    assert rig.cache.evict(100) == 1
+    rig.check()
+
+
 def test_a_pinned_leaf_is_not_evicted_although_it_was_next():
     rig = Rig(page_size=1)
     rig.insert(1, 2, 3, 4)

@@ -164,7 +164,8 @@ def test_decoder_png_with_a_text_that_inflates_is_refused(decoding: Decoding) ->
 
 def test_webp_size_is_that_of_the_decoder() -> None:
     for kind in ("webp", "lossless webp"):
-        assert webp_size(FILES[kind]) == (30, 24)
+        assert webp_size(FILES[kind]) == webp_size(FILES[kind][:30]) == (30, 24)
+        assert webp_size(FILES[kind][:29]) is None
     assert webp_size(file_of(noise(5, 7, 4), "WEBP", exif=Image.Exif())) == (7, 5)
     assert webp_size(FILES["png"]) is webp_size(FILES["webp"][:20]) is None
 
