@@ -7,6 +7,7 @@ import ctypes
 import faulthandler
 import functools
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -46,6 +47,8 @@ settings.load_profile("any machine")
 faulthandler.enable()
 _guarding = False
 _watchdog = Watchdog()
+_LOGGER = logging.getLogger("forebay")
+_LOGGER_STATE = _LOGGER.handlers[:], _LOGGER.level, _LOGGER.propagate
 
 
 def _deny_outside(event: str, arguments: tuple[Any, ...]) -> None:
@@ -120,6 +123,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        _restore_logging()
+
+
+def _restore_logging() -> None:
+    """Undo `setup_logging` of a command that ran in this process: `caplog` of a later test would see nothing."""
+    _LOGGER.handlers[:], _LOGGER.propagate = _LOGGER_STATE[0], _LOGGER_STATE[2]
+    if _LOGGER.level != _LOGGER_STATE[1]:
+        _LOGGER.setLevel(_LOGGER_STATE[1])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

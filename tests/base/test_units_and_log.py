@@ -1,3 +1,6 @@
+import logging
+from pathlib import Path
+
 import pytest
 
 from forebay.base import errors, fault, log
@@ -96,3 +99,11 @@ def test_faults_from_the_environment_need_a_second_word(monkeypatch):
             fault.point("a")
     finally:
         fault.disarm()
+
+
+def test_logging_set_up_by_one_test_is_undone_for_the_next(pytestconfig):
+    log.setup_logging("error", process="test")
+    conftest = pytestconfig.pluginmanager.get_plugin(str(Path(__file__).parents[1] / "conftest.py"))
+    conftest._restore_logging()
+    root = logging.getLogger("forebay")
+    assert (root.handlers, root.level, root.propagate) == ([], logging.NOTSET, True)

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections.abc import Iterator
 
 import pytest
-
-
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """A command sets it up for its whole process."""
-    root = logging.getLogger("forebay")
-    before = root.handlers[:], root.level, root.propagate
-    yield
-    root.handlers[:], root.propagate = before[0], before[2]
-    root.setLevel(before[1])
 
 
 @pytest.fixture
