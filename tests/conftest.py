@@ -28,7 +28,7 @@ from forebay.base.variants import VARIANTS
 from forebay.config.gpu import gpu_memory
 from forebay.formats.store import find_model
 from tests.deadlines import HANGS_S, Watchdog
-from tests.integration.forked import start_engine
+from tests.integration.forked import close_stock, start_engine
 from tests.tiers import LONG_S, mark_long_cases, unmarked_long
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")  # the first takes least CPU
@@ -167,10 +167,12 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
 
 @pytest.fixture(scope="session", autouse=True)
 def forked_engines() -> Iterator[None]:
-    """An engine that a test starts in a process of its own is forked, and need not import torch."""
+    """An engine that a test starts in a process of its own is forked, and need not import torch. What it is forked from
+    ends with the session."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("forebay.base.child.start", start_engine)
         yield
+    close_stock()
 
 
 @pytest.fixture(scope="module", autouse=True)

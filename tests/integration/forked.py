@@ -85,7 +85,7 @@ class Forked:
 
 
 class Stock:
-    """The process that has imported everything. It ends with this process."""
+    """The process that has imported everything. It ends with `close`, and with this process."""
 
     def __init__(self) -> None:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -118,10 +118,23 @@ class Stock:
             socket.send_fds(self._sock, [message], [theirs.fileno(), output, *descriptors])
         return Forked(ours)
 
+    def close(self) -> None:
+        """End the process. Processes that it has forked go on."""
+        self._sock.close()
+        self._process.kill()  # it may still import
+        self._process.wait()
+
 
 @cache
 def stock() -> Stock:
     return Stock()
+
+
+def close_stock() -> None:
+    """End the stock, if this process has one. A later `stock()` is a new one."""
+    if stock.cache_info().currsize:
+        stock().close()
+        stock.cache_clear()
 
 
 def can_fork(variables: Mapping[str, str]) -> bool:
