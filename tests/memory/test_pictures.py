@@ -220,9 +220,9 @@ def test_c32_encoding_evicted_without_users_is_charged_to_its_next_user() -> Non
 def test_forgotten_pictures_are_bounded_by_the_tokens_of_the_prefix_cache() -> None:
     pictures = pool(num_blocks=1, num_tokens=2 * TOKENS)
     ids = [seen(pictures, seed).ids for seed in range(4)]
-    (known,) = enter(pictures, picture(2))
-    assert known.ids == ids[2]
-    pictures.leave([known], "")
+    known = [pictures.enter("", "", [picture(seed)])[0] for seed in (1, 2)]  # as many tokens as the cache has
+    assert [encoding.ids for encoding in known] == ids[1:3]
+    pictures.leave(known, "")
     (forgotten,) = enter(pictures, picture(0))
     assert forgotten.ids.start > ids[3].start
 
@@ -328,6 +328,96 @@ def test_model_is_given_its_input_id_where_ids_stand_for_pictures() -> None:
     pictures = Pictures(picture_config(input_id=4), 100, Steps(), Tenants({}))
     assert pictures.as_inputs(np.array([1, VOCAB - 1, VOCAB, 1 << 30])).tolist() == [1, VOCAB - 1, 4, 4]
     assert pictures.as_inputs(NO_IDS).tolist() == []
+
+
+def test_pictures_whose_encodings_take_all_the_memory_leave_none_for_pixels() -> None:
+    config = picture_config(cache_bytes=0)
+    assert Pictures(config, 100, Steps(), Tenants({})).max_bytes == 0
+    assert Pictures(picture_config(num_pixels=1), 100, Steps(), Tenants({})).max_bytes == TILE_BYTES
+
+
+def test_counters_count_whole_tiles_and_pictures_whose_tiles_are_all_there() -> None:
+    pictures = pool()
+    (encoding,) = enter(pictures, picture(1, num_tiles=2))
+    pictures._steps.launched += 1
+    encoding.tiles[0].planned = LAYERS - 1
+    pictures.committed(1, encoding.number, 0, LAYERS - 1)
+    assert pictures.counters["encoded_tiles"] == 0
+    encode(pictures, encoding, 0)
+    enter(pictures, picture(1, num_tiles=2))
+    assert (pictures.counters["encoded_tiles"], pictures.counters["picture_hits"]) == (1, 0)
+    encode(pictures, encoding, 1)
+    enter(pictures, picture(1, num_tiles=2))
+    assert (pictures.counters["encoded_tiles"], pictures.counters["picture_hits"]) == (2, 1)
+
+
+def test_cached_blocks_are_those_of_pictures_without_users() -> None:
+    pictures = pool()
+    seen(pictures, 1, num_tiles=2)
+    enter(pictures, picture(2))
+    assert pictures.num_cached == 2
+
+
+def test_c32_work_on_a_tile_is_charged_anew_once_no_request_uses_it_or_it_is_forgotten() -> None:
+    pictures = pool()
+    (encoding,) = enter(pictures, picture(1, num_tiles=2))
+    encode(pictures, encoding, 0)
+    for tile in encoding.tiles:
+        tile.charged = 2
+    encoding.tiles[1].planned = 2
+    pictures.leave([encoding], "")
+    assert [tile.charged for tile in encoding.tiles] == [2, 0]
+    assert len(encoding.blocks), "the tile that is whole is kept"
+    enter(pictures, picture(1, num_tiles=2))
+    pictures.forget([encoding])
+    assert [tile.charged for tile in encoding.tiles] == [0, 0]
+
+
+def damage(pictures: Pictures, what: str) -> None:
+    """Make one of the books wrong."""
+    encoding = next(encoding for encoding in pictures._known.values() if encoding.users)
+    match what:
+        case "pixels without a user":
+            next(other for other in pictures._known.values() if not other.users).pixels = b"x"
+        case "user without pixels":
+            encoding.pixels = b""
+        case "bytes of pixels":
+            pictures._room.enter("a", 1)
+        case "bytes of another tenant":
+            pictures._room.enter("b", 1)
+        case "remembered tokens":
+            pictures._num_remembered += 1
+        case "remembered though it is used":
+            pictures._remembered[encoding.key] = encoding
+            pictures._num_remembered += encoding.num_tokens
+        case "planned without rows":
+            next(other for other in pictures._known.values() if not len(other.blocks)).tiles[0].planned = 1
+        case "ids of two pictures":
+            encoding.first_id += 1
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "pixels without a user",
+        "user without pixels",
+        "bytes of pixels",
+        "bytes of another tenant",
+        "remembered tokens",
+        "remembered though it is used",
+        "planned without rows",
+        "ids of two pictures",
+    ],
+)
+def test_c25_audit_finds_a_book_of_pictures_that_is_wrong(what: str) -> None:
+    pictures = pool(num_blocks=1)
+    (used,) = pictures.enter("", "a", [picture(1)])
+    (evicted,) = pictures.enter("", "a", [picture(2)])
+    pictures.leave([evicted], "a")
+    pictures.audit({used.number: 1})
+    damage(pictures, what)
+    with pytest.raises(AssertionError):
+        pictures.audit({used.number: 1})
 
 
 class PictureMachine(RuleBasedStateMachine):
