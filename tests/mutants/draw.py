@@ -92,6 +92,7 @@ AREAS: Final = {
             "memory/test_*.py",
             "scheduler/test_*states.py",
             "scheduler/test_windows.py",
+            "scheduler/test_tiers.py",
             "simulation/test_*scenarios.py",
         ),
     ),

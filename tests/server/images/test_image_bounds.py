@@ -18,12 +18,12 @@ from forebay.base.errors import InvalidRequest, Overloaded
 from forebay.config.media import MediaOptions
 from forebay.http.preparation import Preparation, staying_client
 from forebay.requests.pictures import digest_of
-from forebay.server.images import cutting, reader
+from forebay.server.images import cutting, reader, worker
 from forebay.server.images.cutting import _check_size, _orientation, _rgb
 from forebay.server.images.decoding import ImageDecoder
 from forebay.server.images.expansion import Expansion
 from forebay.server.images.fetching import Fetcher
-from forebay.server.images.frames import Decoded, Refused, decode_question, encode
+from forebay.server.images.frames import Decode, Decoded, Refused, decode_answer, decode_question, encode
 from forebay.server.images.reader import Asked, ImageReader
 from forebay.server.images.sources import Unreadable, check_bytes, check_data
 from forebay.server.protocol.images import Source
@@ -451,3 +451,25 @@ def test_reader_prompt_has_at_most_8_images_by_default(tokenizer: Tokenizer) -> 
         pass
     assert refused.value.param == "messages.8"
     found.close()
+
+
+def test_decoding_process_gives_freed_memory_back_behind_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(worker, "_answer", lambda question: calls.append("answered") or Refused("is none"))
+    monkeypatch.setattr(worker, "give_back_freed_memory", lambda: calls.append("freed"))
+    question = encode(Decode(b"", "", 1, TILING, splits=False))
+    assert decode_answer(worker.answer(question)) == Refused("is none")
+    assert calls == ["answered", "freed"]
+
+
+@pytest.mark.parametrize("error", [Unreadable("is none"), MemoryError()])
+def test_decoding_process_answers_for_an_image_that_it_cannot_decode(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr(worker, "tiles_of", fails)
+    question = encode(Decode(b"file", "", 4, TILING, splits=False))
+    why = str(error) or "needs more than 1024 MiB to be decoded: send a smaller one"
+    assert decode_answer(worker.answer(question)) == Refused(why)
