@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from hashlib import blake2b
 
 import numpy as np
 import pytest
@@ -220,7 +221,10 @@ def test_survey_tells_a_node_s_author_pages_uses_and_48_first_tokens() -> None:
     assert (branch.namespace, branch.author, branch.num_pages, branch.parent) == ("", "author", 60, root.name)
     assert (branch.locks, branch.hits, branch.idle_s) == (1, 1, 100.0 - rig.cache.clock)
     assert (branch.tokens, branch.kept) == (key(*tokens[:48]), [])
-    assert [len(each.name) for each in (root, branch)] == [8, 8]
+    assert [each.name for each in (root, branch)] == [
+        blake2b(above + own, digest_size=8, key=b"secret").digest()
+        for above, own in ((bytes(8), b"space"), (root.name, key(0)))
+    ]
     rig.cache.unpin(pin)
 
 

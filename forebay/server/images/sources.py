@@ -32,7 +32,7 @@ def check_data(url: str, max_bytes: int) -> int:
     num_chars = len(url) - begin
     if num_chars * 3 // 4 > max_bytes:
         # An escape may be a line break, too; `data_of` counts again.
-        others = sum(url.count(each, begin) for each in (*_SPACES, "=")) + 3 * url.count("%", begin)
+        others = sum(url.count(each, begin) for each in f"{_SPACES}=") + 3 * url.count("%", begin)
         check_bytes((num_chars - others) * 3 // 4, max_bytes)
     return begin
 

@@ -172,7 +172,6 @@ class Windows(
 
     def clear(self) -> None:
         self.in_tree.clear()
-        self.start[:] = 0
 
     # -- checking -----------------------------------------------------------------------------------------------------
 
