@@ -138,5 +138,6 @@ def test_c4_one_warning_names_configured_need_and_raised_size(caplog):
         assert effective_mamba_size(5, 12, 2) == 36
         assert effective_mamba_size(36, 12, 2) == 36
     (record,) = caplog.records
+    assert record.message.split()[0] == "mamba_cache_size_raised"
     for part in ("configured=5", "12 reqs x 3 slots/req = 36", "raised_to=36"):
         assert part in record.message

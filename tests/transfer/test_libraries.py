@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import socket
 import sys
 import threading
@@ -57,8 +58,13 @@ def test_mooncake_library_that_refuses_ends_the_start_with_its_code(
 
 @pytest.mark.parametrize(("devices", "protocol"), [((), "tcp"), (("mlx5_0",), "rdma"), (None, "tcp")], ids=str)
 def test_mooncake_uses_rdma_if_the_machine_has_a_device(
-    devices: tuple[str, ...] | None, protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    devices: tuple[str, ...] | None,
+    protocol: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, logger="forebay")
     chosen: list[str] = []
     begin = TransferEngine.initialize
     monkeypatch.setattr(TransferEngine, "initialize", lambda *a: chosen.append(a[3]) or begin(*a))
@@ -67,6 +73,8 @@ def test_mooncake_uses_rdma_if_the_machine_has_a_device(
         (tmp_path / device).mkdir()
     half(DisaggregationMode.PREFILL, backend="mooncake").transfers.close()
     assert chosen == [protocol]
+    (line,) = [line for line in caplog.messages if line.startswith("mooncake ")]
+    assert f" protocol={protocol} " in line
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])

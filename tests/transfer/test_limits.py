@@ -25,7 +25,7 @@ from forebay.transfer.session import connection, data_thread, decode, peers, pre
 from forebay.transfer.session.connection import Connection, ConnectionLost, LocalEngine, tune
 from forebay.transfer.session.data_thread import DataThread, Sender
 from forebay.transfer.transports import shm, tcp
-from forebay.transfer.wire import frames, framing, memory
+from forebay.transfer.wire import by_address, frames, framing, memory
 from forebay.transfer.wire.by_address import ReachByAddress, shapes_there
 from forebay.transfer.wire.faults import Faults
 from forebay.transfer.wire.framing import FrameDecoder, FrameEncoder
@@ -506,6 +506,22 @@ def test_writer_of_another_machine_is_never_known_to_be_dead() -> None:
     assert (reach.invitation, reach.writer_is_dead()) == (b"invitation", False)
     own = ReachByAddress(b"", os.getpid())
     assert not own.writer_is_dead()
+
+
+@pytest.mark.parametrize(("descriptor", "known"), [(-1, False), (0, True), (7, True)])
+def test_writer_of_this_machine_is_dead_when_its_process_has_ended(
+    descriptor: int, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any descriptor may be that of a process, 0 too, if the standard input is closed."""
+    closed: list[int] = []
+    monkeypatch.setattr(by_address, "process_has_ended", lambda process: process == descriptor)
+    monkeypatch.setattr(by_address.os, "close", closed.append)
+    reach = ReachByAddress(b"", 0)
+    reach._process = descriptor
+    assert reach.writer_is_dead() is known
+    reach.__del__()
+    assert closed == [descriptor] * known
+    reach._process = -1
 
 
 @pytest.mark.parametrize(("size", "in_runs"), [(4096, True), (4095, False)])
