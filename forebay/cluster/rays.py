@@ -34,8 +34,9 @@ class Actor(Replica):
     def __init__(self, spec: bytes) -> None:
         import ray
 
+        util: Any = ray.util
         name = msgspec.msgpack.decode(spec, type=Spec).name
-        super().__init__(spec, ray.util.get_node_ip_address(), recall_update(name))
+        super().__init__(spec, util.get_node_ip_address(), recall_update(name))
 
 
 def remember_update(name: str, update: Update | None) -> None:
@@ -72,7 +73,7 @@ class Rays:
         # Ray prints failures of all jobs, with stack traces, into the output of whatever command runs meanwhile.
         ray._private.worker.print_to_stdstream = lambda *_, **__: None
         try:
-            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
+            self._ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise Unavailable(f"Ray at {address} cannot be used: {_first_line(error)}") from None
 
@@ -89,7 +90,8 @@ class Rays:
         """Return the nodes that are alive, with their free resources."""
         from ray._private.state import available_resources_per_node
 
-        free = available_resources_per_node()
+        resources: Any = available_resources_per_node
+        free = resources()
         nodes = []
         for found in self._ray.nodes():
             if found["Alive"]:
