@@ -245,6 +245,7 @@ def show(name: str | None) -> None:
     from forebay.models import describe, needs_of  # bring torch, which nothing but this needs here
     from forebay.models.encoder import encoder_spec
     from forebay.models.equations import equations
+    from forebay.models.text_encoder import TextEncoderSpec
 
     if name in LIKES:
         config = config_of(small_config(name, hidden_size=_SHOWN_SIZE, num_layers=_SHOWN_LAYERS, vocab_size=1 << 15))
@@ -253,7 +254,11 @@ def show(name: str | None) -> None:
         checkpoint = open_checkpoint(find_model(name))
         config = checkpoint.config
         print(f"{family_title(config.model_type)}\n{checkpoint.path}:\n")
-    print("\n".join(equations(describe(config), needs_of(config).kept_by_block)))
+    spec = describe(config)
+    if isinstance(spec, TextEncoderSpec):
+        print("\n".join(spec.equations()))
+        return
+    print("\n".join(equations(spec, needs_of(config).kept_by_block)))
     if config.vision is not None:
         print("\nimages:\n" + "\n".join(encoder_spec(config).equations()))
 

@@ -211,7 +211,8 @@ def role_of(settled: Mapping[str, object]) -> DisaggregationMode:
     return DisaggregationMode(str(settled["disaggregation_mode"]))
 
 
-def _disable_radix_cache(facts: object, settled: Settled) -> Decision:
+def disable_radix_cache(settled: Settled) -> Decision:
+    """Return whether a server of this role keeps no prefix cache."""
     if keeps_tree(settled):
         return Decision(False, "what prompts have in common is computed once")
     return Decision(True, "a decode server keeps no tree: prompts come from prefill, whose cache they are in")
@@ -232,7 +233,6 @@ RULES: Final[Mapping[str, Callable[[object, Settled], Decision]]] = {
     ),
     "disaggregation_decode_extra_slots": _extra_slots,
 }
-RADIX_RULES: Final[Mapping[str, Callable[[object, Settled], Decision]]] = {"disable_radix_cache": _disable_radix_cache}
 OPTIONAL: Final = {
     "cluster_key_file": "none: no peers, or any process of this machine",
     "pd": "none: one server",

@@ -206,6 +206,7 @@ class SchedulingOptions:
     tenants: Mapping[str, int] = field(default_factory=dict)  # weights by name; "", whom no key names, has 1
     ledger: Ledger = Ledger.COUNT
     max_loras: int = 0  # adapters that are loaded at once; 0: none is served
+    text_encoder: bool = False  # all prompts are pooled, and each is computed whole, in one step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

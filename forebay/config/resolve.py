@@ -15,7 +15,17 @@ from forebay.base.log import event, get_logger
 from forebay.base.paths import cache_folder
 from forebay.base.units import ceil_div, human_bytes
 from forebay.base.variants import PREBUILT
-from forebay.config import adapters, disaggregation, hisparse, kinds, machine, sampling, speculation, tiers
+from forebay.config import (
+    adapters,
+    disaggregation,
+    hisparse,
+    kinds,
+    machine,
+    sampling,
+    speculation,
+    text_encoders,
+    tiers,
+)
 from forebay.config.config import Config, ServerConfig, Setting
 from forebay.config.engine_config import (
     ActivationDtype,
@@ -126,6 +136,7 @@ def resolve(
     check_fit(facts, settled, given)
     _cut_to_model(given, facts, settled, reasons)
     values = _field_values(settled) | _written_sizes(given, facts)
+    values |= text_encoders.field_values(facts.model)
     values |= hisparse.field_values(settled, facts.model) | adapters.field_values(settled, survey.adapter)
     values |= speculation.field_values(settled, auto=given["speculative_algorithm"].value is AUTO)
     values |= disaggregation.field_values(settled, cluster_key(settled)) | key_fields(keys)
@@ -332,6 +343,7 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
     yield from hisparse.problems(settled, asked, facts.model)
     yield from tiers.problems(settled, asked)
     yield from adapters.problems(settled, asked, lambda name: given[name].source in _REASONS)
+    yield from text_encoders.problems(settled, asked, facts.model)
     yield from disaggregation.problems(settled, asked)
 
 
@@ -384,6 +396,8 @@ def _cut_to_model(given: dict[str, Given], facts: Facts, settled: Settled, reaso
     total = settled.number("max_total_tokens") if "max_total_tokens" in settled else asked
     if asked > own:
         settled["context_length"], reasons["context_length"] = Decision(own, f"{asked} asked, the model ends there")
+    if facts.model.is_text_encoder:
+        text_encoders.cut_to_step(settled, reasons)
     if settled.number("context_length") > total:
         settled["context_length"], reasons["context_length"] = Decision(total, "all that --max-total-tokens allows")
     if facts.model.vocab_size < 1:

@@ -12,12 +12,23 @@ from forebay.backends.backend import Backend, Here
 from forebay.base.cpu import BFLOAT16_FLAGS, Cpu
 from forebay.base.units import human_bytes
 from forebay.base.variants import VARIANTS
-from forebay.config import adapters, disaggregation, estimates, hisparse, kinds, media, sampling, speculation, tiers
+from forebay.config import (
+    adapters,
+    disaggregation,
+    estimates,
+    hisparse,
+    kinds,
+    media,
+    sampling,
+    speculation,
+    text_encoders,
+    tiers,
+)
 from forebay.config.engine_config import CacheIsolation
 from forebay.config.flag import Decision, Settled
 from forebay.config.gpu import GpuMemory, limits_for
 from forebay.config.machine import Amount
-from forebay.families.embedding import embedding_of
+from forebay.families.embedding import MEAN, embedding_of
 from forebay.families.model_config import ModelConfig
 from forebay.formats.quantization import Quantization
 from forebay.formats.weight_shapes import ValueBytes, WeightShapes
@@ -87,6 +98,8 @@ def _quantization(facts: Facts, settled: Settled) -> Decision:
 
 def _pooling(facts: Facts, settled: Settled) -> Decision:
     found = embedding_of(facts.model_path)
+    if facts.model.is_text_encoder and not found.is_embedder:
+        return Decision(MEAN, "the checkpoint does not say: as sentence-transformers pools a text encoder")
     return Decision(found.pooling, found.why)
 
 
@@ -225,6 +238,12 @@ def _kv_cache_bytes(facts: Facts, settled: Settled) -> Decision:
     return Decision(*_at_least(Room(room.num_bytes - copies, f"{room.why}, {human_bytes(copies)} host copies")))
 
 
+def _disable_radix_cache(facts: Facts, settled: Settled) -> Decision:
+    if facts.model.is_text_encoder:
+        return Decision(True, "each token of a text depends on all others: nothing can be computed once for several")
+    return disaggregation.disable_radix_cache(settled)
+
+
 def _max_running_requests(facts: Facts, settled: Settled) -> Decision:
     if facts.gpu is not None:
         most = limits_for(facts.gpu.total).max_running_requests
@@ -236,7 +255,15 @@ def _chunked_prefill_size(facts: Facts, settled: Settled) -> Decision:
     if facts.gpu is not None:
         tokens = limits_for(facts.gpu.total).chunked_prefill_size
         return Decision(tokens, f"for a GPU of {human_bytes(facts.gpu.total)}")
+    if facts.model.is_text_encoder:
+        return text_encoders.step_tokens(settled)
     return Decision(512, "a step that long still lets others stream evenly")
+
+
+def _speculative_algorithm(facts: Facts, settled: Settled) -> Decision:
+    if facts.model.is_text_encoder:
+        return Decision("off", "nothing is generated")
+    return speculation.RULES["speculative_algorithm"](facts, settled)
 
 
 def _mixed_chunk_size(facts: Facts, settled: Settled) -> Decision:
@@ -296,7 +323,7 @@ RULES: Final[dict[str, Rule]] = {
     "pooling": _pooling,
     "activation_bits": _activation_bits,
     "context_length": lambda facts, settled: Decision(facts.model.max_position_embeddings, "the model's own"),
-    **disaggregation.RADIX_RULES,
+    "disable_radix_cache": _disable_radix_cache,
     **kinds.RULES,
     "max_running_requests": _max_running_requests,
     **disaggregation.RULES,
@@ -304,6 +331,7 @@ RULES: Final[dict[str, Rule]] = {
     "mixed_chunk_size": _mixed_chunk_size,
     "cuda_graph_max_bs": _cuda_graph_max_bs,
     **speculation.RULES,
+    "speculative_algorithm": _speculative_algorithm,
     "retraction_host_bytes": _retraction_host_bytes,
     **tiers.RULES,
     "kv_cache_bytes": _kv_cache_bytes,

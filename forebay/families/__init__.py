@@ -8,7 +8,7 @@ several share is in `parts`, here and in `forebay.models.families`; parameters o
 
 Families called `.._assistant` draft for models of another type, and cannot be served alone. Those called `.._head` do
 so as well, with layers behind the model's own. The folders `vision`, with the encoders of pictures, and `parts` are no
-families.
+families. `text_encoders` has models that generate nothing, a module each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import pkgutil
 from typing import Final
 
-_NO_FAMILIES: Final = {"vision", "parts"}
+_NO_FAMILIES: Final = {"vision", "parts", "text_encoders"}
 _FOLDERS: Final = sorted(
     module.name for module in pkgutil.iter_modules(__path__) if module.ispkg and module.name not in _NO_FAMILIES
 )
@@ -26,3 +26,6 @@ _HEAD: Final = "_head"
 ASSISTANTS: Final = tuple(name for name in _FOLDERS if name.endswith(_ASSISTANT))
 HEADS: Final = tuple(name for name in _FOLDERS if name.endswith(_HEAD))
 TYPES: Final = tuple(name for name in _FOLDERS if not name.endswith((_ASSISTANT, _HEAD)))
+TEXT_ENCODERS: Final = tuple(
+    sorted(module.name for module in pkgutil.iter_modules([f"{folder}/text_encoders" for folder in __path__]))
+)

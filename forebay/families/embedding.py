@@ -50,8 +50,9 @@ def embedding_of(path: Path) -> Embedding:
     what their names say."""
     if not path.is_dir():
         return _of_gguf(path) if path.suffix == ".gguf" and path.exists() else Embedding()
-    found = _pooling(path) if is_there(path / _POOLING) else Embedding()
-    return _with_modules(found, path) if is_there(path / MODULES) else found
+    if is_there(path / MODULES):
+        return _with_modules(path)
+    return _pooling(path / _POOLING, _POOLING) if is_there(path / _POOLING) else Embedding()
 
 
 def _of_gguf(path: Path) -> Embedding:
@@ -70,8 +71,9 @@ def _of_gguf(path: Path) -> Embedding:
     return Embedding(is_embedder=True, pooling=_OF_GGUF[kind], why=f"{key} says so")
 
 
-def _pooling(path: Path) -> Embedding:
-    config = read_json(path / _POOLING)
+def _pooling(path: Path, name: str) -> Embedding:
+    """Read the file of a pooling; `name` is what errors call it."""
+    config = read_json(path)
     named = config.get("pooling_mode")
     if isinstance(named, str):
         wanted = [_BY_NAME.get(named, named)]
@@ -79,25 +81,37 @@ def _pooling(path: Path) -> Embedding:
         wanted = [_BY_FLAG.get(key, key) for key, value in config.items() if key.startswith("pooling_mode_") and value]
     if len(wanted) != 1 or wanted[0] not in POOLINGS:
         how = " and ".join(wanted) or "nothing"
-        return Embedding(is_embedder=True, refused=f"{_POOLING} wants {how[:200]}; served are {', '.join(POOLINGS)}")
-    return Embedding(is_embedder=True, pooling=wanted[0], why=f"{_POOLING} says so")
+        return Embedding(is_embedder=True, refused=f"{name} wants {how[:200]}; served are {', '.join(POOLINGS)}")
+    return Embedding(is_embedder=True, pooling=wanted[0], why=f"{name} says so")
 
 
-def _with_modules(found: Embedding, path: Path) -> Embedding:
+def _with_modules(path: Path) -> Embedding:
     listed = parse_json(b'{"": %b}' % read_bytes(path / MODULES, _MAX_BYTES), MODULES, most_values=_MAX_VALUES)[""]
     if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
         raise ModelError(f"{path / MODULES}: a list of modules is expected")
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in listed]
+    found = _pooling(path / _POOLING, _POOLING) if is_there(path / _POOLING) else Embedding()
     found = replace(found, normalize="Normalize" in kinds)
     for kind, module in zip(kinds, listed, strict=True):
         match kind:
-            case "Transformer" | "Pooling" | "Normalize":
+            case "Transformer" | "Normalize":
                 pass
+            case "Pooling":
+                found = _of_pooling_module(found, path, module)
             case "LogitScore":
                 found = _judging(found, read_json(_folder_of(path, module) / "config.json"))
             case _:
                 found = replace(found, refused=f"{MODULES} wants a {kind[:64]}, which is not served")
     return found
+
+
+def _of_pooling_module(found: Embedding, path: Path, module: dict[str, Any]) -> Embedding:
+    file = _folder_of(path, module) / "config.json"
+    name = f"{file.parent.name}/config.json"
+    if not is_there(file):
+        return replace(found, is_embedder=True, refused=f"{MODULES} names a Pooling, and {name} is missing")
+    named = _pooling(file, name)
+    return replace(named, normalize=found.normalize, refused=named.refused or found.refused)
 
 
 def _folder_of(path: Path, module: dict[str, Any]) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.base.errors import ModelError, brief
-from forebay.families import ASSISTANTS, HEADS, TYPES
+from forebay.families import ASSISTANTS, HEADS, TEXT_ENCODERS, TYPES
 from forebay.families.fields import Fields
 from forebay.families.gguf_names import hf_config
 from forebay.families.options import unknown_options, unused_of_generation
@@ -89,6 +89,17 @@ class ModelConfig:
         return 0 if self.experts is None else self.experts.num_experts
 
     @property
+    def is_text_encoder(self) -> bool:
+        """Return whether its tokens attend to all tokens of their text, of which it keeps nothing and generates
+        none."""
+        return False
+
+    @property
+    def num_ids(self) -> int:
+        """Return the number of ids that tokens of a step may have."""
+        return self.vocab_size
+
+    @property
     def sparse_top_k(self) -> int:
         """Return the tokens that a query of sparse attention reads, 0 for a model without."""
         return 0
@@ -119,14 +130,16 @@ class Family:
 
 
 def family(model_type: str) -> Family:
-    """Return the family of one of `TYPES`."""
-    found: Family = importlib.import_module(f"forebay.families.{model_type}.config").FAMILY
+    """Return the family of one of `TYPES`, `ASSISTANTS`, `HEADS` or `TEXT_ENCODERS`."""
+    own = f"text_encoders.{model_type}" if model_type in TEXT_ENCODERS else f"{model_type}.config"
+    found: Family = importlib.import_module(f"forebay.families.{own}").FAMILY
     return found
 
 
 def family_title(model_type: str) -> str:
     """A sentence about it."""
-    return (importlib.import_module(f"forebay.families.{model_type}").__doc__ or "").partition("\n")[0]
+    own = f"text_encoders.{model_type}" if model_type in TEXT_ENCODERS else model_type
+    return (importlib.import_module(f"forebay.families.{own}").__doc__ or "").partition("\n")[0]
 
 
 def config_from_gguf(file: GgufFile) -> ModelConfig:
@@ -162,10 +175,10 @@ def image_processor(folder: Path) -> Mapping[str, Any]:
 def _unknown_type(model_type: object) -> str:
     if model_type is None:
         return "there is no model_type, which names the kind of model: take the config.json of the original checkpoint"
-    near = get_close_matches(str(model_type), TYPES, n=3)
+    near = get_close_matches(str(model_type), (*TYPES, *TEXT_ENCODERS), n=3)
     like = f"; similar ones are {', '.join(near)}" if near else ""
     return (
-        f"model_type {brief(model_type)} is not one of the {len(TYPES)} that are supported{like}: "
+        f"model_type {brief(model_type)} is not one of the {len(TYPES) + len(TEXT_ENCODERS)} that are supported{like}: "
         "`forebay models make --help` lists them"
     )
 
@@ -199,7 +212,7 @@ def _language_fields(raw: Mapping[str, Any], outer: Outer | None, where: str) ->
     """Return the fields of the language model. Raises ModelError for a type that is not served."""
     inner = _as_head(_of_assistant(raw, where) if outer is None else text_config(raw, outer, where))
     model_type = inner.get("model_type")
-    if not isinstance(model_type, str) or model_type not in (*TYPES, *ASSISTANTS, *HEADS):
+    if not isinstance(model_type, str) or model_type not in (*TYPES, *TEXT_ENCODERS, *ASSISTANTS, *HEADS):
         raise ModelError(f"{where}: {_unknown_type(model_type)}")
     return inner
 

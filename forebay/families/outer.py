@@ -14,8 +14,8 @@ from forebay.base.errors import ModelError, brief
 from forebay.families import TYPES
 from forebay.families.rope import RopeSections
 
-OTHER_NAMES: Final = {"kimi_k2": "deepseek_v3"}
-"""Types by the names that remote code has for them."""
+OTHER_NAMES: Final = {"kimi_k2": "deepseek_v3", "xlm-roberta": "xlm_roberta", "new": "gte"}
+"""Types by the names that remote code has for them, and by those that are no names of modules."""
 
 _HEAD: Final = "language_model.lm_head"
 

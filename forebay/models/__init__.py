@@ -26,6 +26,8 @@ from forebay.layers.adapters import AdapterSlots
 from forebay.models.decoder import DecoderSpec, Model, decoder_spec
 from forebay.models.dry_build import Needs, dry_build
 from forebay.models.loader import Loader, Progress, check_names
+from forebay.models.network import Network, NetworkSpec, build_network
+from forebay.models.text_encoder import TextEncoderSpec
 from forebay.ops import Ops
 
 __all__ = ["AdapterSlots", "Model", "Needs", "adapter_of", "check_adapter", "describe", "load", "needs_of"]
@@ -38,9 +40,16 @@ def _no_progress(done: int, total: int) -> None:
     return
 
 
-def describe(config: ModelConfig, *, draft_head: bool = False) -> DecoderSpec:
+def describe(config: ModelConfig, *, draft_head: bool = False) -> NetworkSpec:
     """Describe the parts of the model, with or without its `draft_head`. Raises ModelError if its type has none, and
     for models that only draft for others."""
+    if config.is_text_encoder:
+        if draft_head:
+            raise ModelError(f"a {config.model_type} generates nothing: {_NO_HEAD}")
+        encoder: TextEncoderSpec = importlib.import_module(
+            f"forebay.models.text_encoders.{config.model_type}"
+        ).describe(config)
+        return encoder
     if config.model_type in (*ASSISTANTS, *HEADS):
         raise ModelError(
             f"a {config.model_type} only drafts for another model: serve that one, and give this as its draft"
@@ -110,7 +119,7 @@ def load(
     draft_head: bool = False,
     first_entry: int = 0,
     adapters: AdapterSlots | None = None,
-) -> Model:
+) -> Network:
     """Read the weights tensor by tensor, in `dtype` or in the codes of `quantization`, into the form that `ops` reads
     fastest.
 
@@ -132,4 +141,4 @@ def load(
     weights = Loader(
         checkpoint, params, ops=ops, dtype=dtype, device=device, progress=progress, quantization=quantization
     )
-    return Model(spec, ops, weights, num_positions=num_positions, first_entry=first_entry, adapters=adapters)
+    return build_network(spec, ops, weights, num_positions=num_positions, first_entry=first_entry, adapters=adapters)

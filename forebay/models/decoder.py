@@ -186,6 +186,8 @@ class Model:
     `ForwardContext.rope_positions`.
     """
 
+    generates = True
+
     def __init__(
         self,
         spec: DecoderSpec,

@@ -17,7 +17,7 @@ from forebay.base.errors import ModelError
 from forebay.formats.adapters import Shape
 from forebay.layers.adapters import AdapterSlots
 from forebay.layers.params import Change, TensorParam, Weights, unchanged
-from forebay.models.decoder import DecoderSpec, Model
+from forebay.models.network import Network, NetworkSpec, build_network
 from forebay.ops import LinearWeight, Ops
 from forebay.pools.cache_spec import CacheSpec
 
@@ -40,10 +40,12 @@ class Needs:
         return tuple(spec for kept in self.kept_by_block for spec in kept)
 
 
-def dry_build(spec: DecoderSpec, adapters: AdapterSlots | None = None) -> Needs:
+def dry_build(spec: NetworkSpec, adapters: AdapterSlots | None = None) -> Needs:
     """Reads nothing and takes no memory for weights. ModelError where there could be no such tensor."""
-    built: list[Model] = []
-    params = asked_by(lambda ops, weights: built.append(Model(spec, ops, weights, num_positions=1, adapters=adapters)))
+    built: list[Network] = []
+    params = asked_by(
+        lambda ops, weights: built.append(build_network(spec, ops, weights, num_positions=1, adapters=adapters))
+    )
     (model,) = built
     if model.adapters is None:
         return Needs(params, model.kept_by_block, {}, 0)

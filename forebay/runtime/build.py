@@ -13,8 +13,8 @@ from forebay.base.units import ceil_div
 from forebay.config.engine_config import NO_HISPARSE, CacheTypes, HisparseOptions
 from forebay.memory.budget import PoolSizes
 from forebay.models.assistant import Assistant
-from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter
+from forebay.models.network import Network
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import CacheSpec
@@ -35,7 +35,7 @@ from forebay.runtime.steps.proposer import DeviceProposer
 
 
 def build_runner(
-    model: Model,
+    model: Network,
     *,
     ops: Ops,
     sizes: PoolSizes,
@@ -49,7 +49,7 @@ def build_runner(
     width: int = 1,
     drafter: Drafter | None = None,
     assistant: Assistant | None = None,
-    draft_model: Model | None = None,
+    draft_model: Network | None = None,
     regions: Regions | None = None,
     take_masks: Callable[[int], I32] = no_masks,
     encodings: Encodings | None = None,
@@ -105,14 +105,14 @@ def _make_caches(
     )
 
 
-def _behind(drafter: Drafter | None, draft_model: Model | None) -> Sequence[CacheSpec]:
+def _behind(drafter: Drafter | None, draft_model: Network | None) -> Sequence[CacheSpec]:
     if draft_model is not None:
         return [spec.on_device for spec in draft_model.cache_specs()]
     return () if drafter is None else drafter.cache_specs
 
 
 def _proposer(
-    drafter: Drafter | None, assistant: Assistant | None, model: Model | None, limits: dict[str, Any], **graphs: Any
+    drafter: Drafter | None, assistant: Assistant | None, model: Network | None, limits: dict[str, Any], **graphs: Any
 ) -> Callable[[Forward], DeviceProposer] | None:
     if model is not None:
         return partial(DraftModel, model=model, **limits, **graphs)

@@ -15,7 +15,7 @@ from torch import Tensor
 from forebay.base.parts import I32
 from forebay.base.sampling import DRAWS
 from forebay.memory.slots import PAD
-from forebay.models.decoder import Model
+from forebay.models.network import Network
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.mover import Mover
@@ -73,7 +73,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Model,
+        model: Network,
         ops: Ops,
         *,
         cache: CachePool,
@@ -221,6 +221,7 @@ class ModelRunner:
         greedy = SamplingParams(temperature=0.0)
         row_tokens = self.rows.req_to_token.shape[1] * self.cache.page_size
         steps = warm_up_steps(self._max_num_tokens, row_tokens, self._bounds.width)
+        steps = steps if self._model.generates else steps[:1]
         for step, (num_extends, q_len) in enumerate(steps):
             params = drawing if num_extends else greedy
             self.launch(self._plan_of_padding(step, params, num_extends, q_len)).result()
@@ -240,7 +241,7 @@ class ModelRunner:
             q_lens=np.full(1, q_len, dtype=np.int64),
             starts=np.zeros(num_extends, dtype=np.int64),
             input_ids=np.zeros(q_len * num_extends, dtype=np.int64),
-            sample_mask=np.ones(1, dtype=np.bool_),
+            sample_mask=np.full(1, self._model.generates, dtype=np.bool_),
             admissions=(Admission(row=PAD, request_id=0, params=params, token_ids=no_tokens, num_prompt=0),),
             **StepPlan.padding(lengths),
             kinds=kind_work(kinds),

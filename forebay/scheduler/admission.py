@@ -122,6 +122,7 @@ class AdmissionPass:
             self._promised += int((-(-tokens // page_size)).sum())
         self._num_startable: int | None = None  # rows, once the group is open
         self._left = self._budget = 0  # prompt tokens of this step
+        self._uncut = int(self._config.text_encoder)  # part of a prompt that must be in one step
         self._for_pictures: Request | None = None  # waits for its pictures, and for nothing else
         self._rows_for: Request | None = None  # no other request takes rows of encodings before this one
 
@@ -147,6 +148,9 @@ class AdmissionPass:
                 report = None
                 try:
                     if req.held is None:
+                        if self._uncut * len(req.tokens) > self._left:
+                            self._starts = False  # the next step, which holds any text, begins with this one
+                            continue
                         report = self._try(req)
                         if report is None:
                             continue

@@ -34,6 +34,11 @@ def check_context(num_prompt: int, max_tokens: int | None, context_length: int) 
 def check_fits(req: Request, config: SchedulerConfig, num_pages: int) -> None:
     """Raise InvalidRequest or RequestTooLarge for a request that even an idle engine, with `num_pages` pages, could not
     finish."""
+    if config.text_encoder and req.params.pooling is None:
+        raise InvalidRequest(
+            "this model is a text encoder, which generates nothing: send its texts to /v1/embeddings, or pool them",
+            code="not_a_decoder",
+        )
     check_context(req.num_prompt, req.params.num_generated, config.context_length)
     pages = footprint(req.max_kv_len, config.page_size)
     if pages > num_pages:

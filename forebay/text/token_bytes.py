@@ -45,6 +45,11 @@ def sentencepiece(piece: str) -> bytes:
     return bytes([int(match[1], 16)]) if match else piece.replace("▁", " ").encode()
 
 
+def wordpiece(piece: str) -> bytes:
+    """A piece of a WordPiece vocabulary: `##ing` continues a word, and `the` begins one behind a space."""
+    return piece.removeprefix("##").encode() if piece.startswith("##") else f" {piece}".encode()
+
+
 class TokenBytes:
     """id -> bytes, filled as ids are met. `skipped` ids (control tokens) have no bytes in a text."""
 

@@ -18,7 +18,7 @@ from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_parts import model_file
 from forebay.formats.strings import Strings
 from forebay.text.gguf_tokenizer import from_gguf
-from forebay.text.token_bytes import PieceReader, byte_level, sentencepiece
+from forebay.text.token_bytes import PieceReader, byte_level, sentencepiece, wordpiece
 from forebay.text.tokenizer_parts import MAX_TOKENS, TokenizerParts
 
 _TEMPLATES: Final = "additional_chat_templates"
@@ -166,4 +166,8 @@ def _reader(decoder: decoders.Decoder | None, layout: Mapping[str, Any], path: P
         return byte_level
     if "ByteFallback" in kinds or "Metaspace" in kinds:
         return sentencepiece
-    raise ModelError(f"{path} decodes with {type(decoder).__name__}; known are ByteLevel, ByteFallback and Metaspace")
+    if "WordPiece" in kinds:
+        return wordpiece
+    raise ModelError(
+        f"{path} decodes with {type(decoder).__name__}; known are ByteLevel, ByteFallback, Metaspace and WordPiece"
+    )

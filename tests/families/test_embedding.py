@@ -124,3 +124,11 @@ def test_nothing_said_is_the_last_token(tmp_path: Path) -> None:
 def test_files_that_are_something_else_are_an_error(tmp_path: Path, modules: Any) -> None:
     with pytest.raises(ModelError):
         found(tmp_path, {"modules.json": modules})
+
+
+def test_pooling_module_in_another_folder_is_read_and_a_missing_one_is_refused_by_name(tmp_path: Path) -> None:
+    module = {**POOL, "path": "2_Pooling"}
+    refused = found(tmp_path, {"modules.json": [BODY, module, NORM]})
+    assert refused.refused == "modules.json names a Pooling, and 2_Pooling/config.json is missing"
+    read = found(tmp_path, {"2_Pooling/config.json": flags(cls_token=True)})
+    assert (read.refused, read.pooling, read.normalize) == ("", "cls", True)

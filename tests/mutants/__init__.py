@@ -39,6 +39,7 @@ from tests.mutants.spans import SPANS
 from tests.mutants.sparse import SPARSE
 from tests.mutants.speculation import SPECULATION
 from tests.mutants.tenants import TENANTS
+from tests.mutants.text_encoders import TEXT_ENCODERS
 from tests.mutants.tiers import TIERS
 from tests.mutants.transfer import TRANSFER
 from tests.mutants.verify import VERIFY
@@ -74,5 +75,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *NORMS,
     *OUTER,
     *ENCODERS,
+    *TEXT_ENCODERS,
     *TIERS,
 )

@@ -23,6 +23,7 @@ from forebay.models.assistant import Assistant, load_assistant
 from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter, OwnHead
 from forebay.models.eagle import eagle_cache_specs, load_eagle
+from forebay.models.network import Network
 from forebay.ops import Ops
 from forebay.pools.cache_spec import CacheSpec
 
@@ -127,7 +128,7 @@ def _spellings(path: str) -> Sequence[str]:
 def drafter_of(
     config: EngineConfig,
     target: ModelConfig,
-    model: Model,
+    model: Network,
     ops: Ops,
     *,
     num_positions: int,
@@ -137,6 +138,7 @@ def drafter_of(
     options = config.speculation
     if options.num_draft_tokens == 1:
         return None
+    assert isinstance(model, Model), "a head drafts for a decoder"
     if options.by_own_head:
         return OwnHead(model, ops)
     if options.algorithm not in _OF_HEADS:
@@ -157,8 +159,8 @@ def drafter_of(
 
 
 def draft_model_of(
-    config: EngineConfig, model: Model, ops: Ops, *, num_positions: int, progress: Callable[[int, int], None]
-) -> Model | None:
+    config: EngineConfig, model: Network, ops: Ops, *, num_positions: int, progress: Callable[[int, int], None]
+) -> Network | None:
     """Loaded, its layers behind those of `model`; None where no model drafts, or memory leaves no width to draft
     for."""
     options = config.speculation

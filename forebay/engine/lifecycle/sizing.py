@@ -124,6 +124,8 @@ def scheduler_config(
 def tier_slots(config: EngineConfig, budget: MemoryBudget) -> dict[str, dict[str, int]]:
     """Return by name the tiers of the prefix cache behind the device, and of each the slots by kind of cache: its
     memory is divided as that of the device. A tier without a slot of each kind does not exist."""
+    if not config.scheduling.radix_cache:
+        return {}
     cached = [kind for kind in budget.demand.kinds if KIND_OF[kind.name].kind.missing is not MissReason.NONE]
     sizes = {KV: (budget.num_pages, budget.demand.whole_page_bytes)}
     sizes |= {kind.name: (budget.num_slots[kind.name], kind.slot_bytes) for kind in cached}
@@ -133,6 +135,6 @@ def tier_slots(config: EngineConfig, budget: MemoryBudget) -> dict[str, dict[str
     disk_bytes = options.prefix_cache_disk_bytes if options.prefix_cache_dir else 0
     for name, num_bytes in ((HOST, options.host_cache_bytes), (DISK, disk_bytes)):
         slots = {kind: num * num_bytes // on_device for kind, (num, _) in sizes.items()}
-        if config.scheduling.radix_cache and all(slots.values()):
+        if all(slots.values()):
             found[name] = slots
     return found

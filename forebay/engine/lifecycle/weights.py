@@ -33,10 +33,10 @@ from forebay.formats.stored_tensor import StoredTensor
 from forebay.formats.weights_cache import Key
 from forebay.models import AdapterSlots, describe, load
 from forebay.models.assistant import Assistant
-from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter
 from forebay.models.encoder import load_encoder
 from forebay.models.encoders.encoder import Encoder
+from forebay.models.network import Network
 from forebay.ops import Ops
 from forebay.ops.weight_memory import OtherPieces
 
@@ -53,8 +53,8 @@ log = get_logger("engine")
 class Loaded(NamedTuple):
     """The models of one engine; those that it does not use are None."""
 
-    model: Model
-    draft_model: Model | None
+    model: Network
+    draft_model: Network | None
     assistant: Assistant | None
     drafter: Drafter | None
     encoder: Encoder | None

@@ -126,7 +126,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         weights = EngineWeights(config, checkpoint, ops, cache, num_positions=budget.context_length)
         with regions.inside(Tag.WEIGHTS):
             loaded = weights.load(checkpoint, _progress_log, partial(_progress_log, "writing_weights_cache"))
-        ends = EndTokens(checkpoint.config.eos_token_ids, vocab_size=checkpoint.config.vocab_size)
+        ends = EndTokens(checkpoint.config.eos_token_ids, vocab_size=checkpoint.config.num_ids)
         grammars = _grammars(config, ends)
         pictures = picture_config(config, checkpoint.config, loaded.encoder)
         tiers = EngineTiers(config, budget, ops)
@@ -303,7 +303,9 @@ def _runner(
     pictures: PictureConfig | None,
     tiers: Callable[[Mover], Mapping[str, TierStore]],
 ) -> ModelRunner:
-    graphs = Eager() if config.disable_cuda_graph else graphs_for(ops, config.device, regions)
+    # A recorded step has as many texts as rows, each of which the kernels plan for.
+    eager = config.disable_cuda_graph or config.scheduling.text_encoder
+    graphs = Eager() if eager else graphs_for(ops, config.device, regions)
     most, width = min(config.cuda_graph_max_bs, budget.max_running_requests), config.speculation.num_draft_tokens
     return build_runner(
         loaded.model,
@@ -312,7 +314,7 @@ def _runner(
         max_num_tokens=max_step_tokens(
             most_prompt_tokens(config, checkpoint.config), num_rows=budget.max_running_requests, width=width
         ),
-        vocab_size=checkpoint.config.vocab_size,
+        vocab_size=checkpoint.config.num_ids,
         types=config.types,
         hisparse=config.hisparse,
         device=config.device,

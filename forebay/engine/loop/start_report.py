@@ -12,7 +12,7 @@ from forebay.base.units import human_bytes, human_seconds
 from forebay.config.engine_config import EngineConfig
 from forebay.engine.lifecycle.packed_cache import PackedCache
 from forebay.memory.budget import MemoryBudget
-from forebay.models.decoder import Model
+from forebay.models.network import Network
 from forebay.ops import Ops
 from forebay.pools.cache_spec import cache_sizes
 from forebay.runtime import ModelRunner
@@ -25,7 +25,7 @@ Report = list[tuple[str, str, str, str]]
 def start_report(
     config: EngineConfig,
     budget: MemoryBudget,
-    model: Model,
+    model: Network,
     runner: ModelRunner,
     ops: Ops,
     load: tuple[float, PackedCache],
@@ -84,7 +84,7 @@ def _of_draft_model(config: EngineConfig, runner: ModelRunner) -> Report:
     return [("model", "draft model", human_bytes(model.weight_bytes), f"{_forms(model)}; {per_token} of KV per token")]
 
 
-def _of_adapters(config: EngineConfig, model: Model) -> Report:
+def _of_adapters(config: EngineConfig, model: Network) -> Report:
     if model.adapters is None:
         return []
     options = config.adapters
@@ -118,7 +118,7 @@ def _of_memory_saver(config: EngineConfig) -> tuple[str, str, str, str]:
     return "memory", "memory saver", *saver
 
 
-def _forms(model: Model) -> str:
+def _forms(model: Network) -> str:
     """`61.7 MiB in 4 bits, 24.9 MiB in 8 bits, 0.1 MiB in bfloat16`."""
     return ", ".join(f"{human_bytes(size)} in {form}" for form, size in model.held_bytes.items())
 

@@ -191,20 +191,25 @@ class AttentionOps:
 
 def segments(lens: Sequence[int], device: torch.device | str) -> PagedKv:
     """Return the tokens of a step without a cache, in segments of `lens`, in which they attend to each other both ways:
-    the caches are the step's own k and v [T, Hk, D], whose rows may be views into wider ones.
+    the caches are the step's own k and v [T, Hk, D], whose rows may be views into wider ones."""
+    starts = torch.tensor([0, *lens], dtype=torch.int32).cumsum(0).int()
+    return segments_from(starts.to(device), sum(lens), max(lens, default=1))
+
+
+def segments_from(q_start: Tensor, num_tokens: int, longest: int) -> PagedKv:
+    """As `segments`, by where each begins and the last one ends, q_start [S + 1] int32, which the host need not know;
+    none has more than `longest` tokens.
 
     A page is a token. Row t of the page table has tokens t, t + 1 and so on: a segment's is that of its first token.
     """
-    sizes, longest = torch.tensor([0, *lens], dtype=torch.int32), max(lens, default=1)
-    starts = sizes.cumsum(0).int()
-    tokens = torch.arange(sum(lens) + longest, dtype=torch.int32).to(device)
+    tokens = torch.arange(num_tokens + longest, dtype=torch.int32, device=q_start.device)
     return PagedKv(
         page_table=tokens.unfold(0, longest, 1),  # rows are one entry apart, and overlap
-        rows=starts[:-1].to(device),
-        q_start=starts.to(device),
-        seq_lens=sizes[1:].to(device),
+        rows=q_start[:-1],
+        q_start=q_start,
+        seq_lens=q_start[1:] - q_start[:-1],
         page_size=1,
-        out_cache_loc=torch.empty(0, dtype=torch.int64).to(device),
+        out_cache_loc=torch.empty(0, dtype=torch.int64, device=q_start.device),
         causal=False,
     )
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from forebay.memory.slots import PAD
 from forebay.models.assistant import Assistant
+from forebay.models.decoder import Model
 from forebay.pools.table import Column, Table
 from forebay.requests.step_plan import StepPlan
 from forebay.runtime.graphs.backends import GraphBackend
@@ -50,6 +51,7 @@ class FrozenStep:
 
     def __call__(self, inputs: DraftInputs) -> DraftedTokens:
         forward, assistant, rows = self._forward, self._assistant, inputs.drafting_rows
+        assert isinstance(forward.model, Model), "an assistant drafts for a decoder"
         batch = Batch(rows, self._counts[: inputs.num_rows + 1])
         placed = forward.place(batch, inputs.num_rows)
         # Of the last token there is no KV yet; of the padding row there is none at all.

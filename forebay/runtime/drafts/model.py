@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forebay.models.decoder import Model
+from forebay.models.network import Network
 from forebay.ops.reference.accept import Known
 from forebay.pools.table import Column, Table
 from forebay.requests.step_plan import StepPlan
@@ -41,7 +41,7 @@ class DraftingModel:
     """The draft model over the pools, and by request row the last token that has KV in the model, `before_last`; `lens`
     are the tokens before those that it is about to compute."""
 
-    def __init__(self, forward: Forward, model: Model, vocab_size: int) -> None:
+    def __init__(self, forward: Forward, model: Network, vocab_size: int) -> None:
         self.forward, self.ops, self.rows, self.model = forward, forward.ops, forward.rows, model
         self.vocab_size = vocab_size
         device = self.rows.kv_lens.device
@@ -106,7 +106,7 @@ class DraftModel:
         self,
         forward: Forward,
         *,
-        model: Model,
+        model: Network,
         vocab_size: int,
         max_num_tokens: int,
         sizes: Sequence[int],

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forebay.layers.context import ForwardContext, PictureRows
 from forebay.memory.kv_allocator import KV
-from forebay.models.decoder import Model
+from forebay.models.network import Network
 from forebay.ops import Ops
 from forebay.ops.reference.accept import Known
 from forebay.ops.reference.attention import PagedKv
@@ -92,7 +92,7 @@ class Forward:
 
     def __init__(
         self,
-        model: Model,
+        model: Network,
         ops: Ops,
         rows: RequestRows,
         cache: CachePool,

@@ -1,0 +1,221 @@
+"""A text encoder, from a description of its layers: each text is computed whole, in one step, and nothing is kept.
+
+Shape letters: T tokens of all texts of a step, S texts, N chosen vectors, H hidden size, V ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from forebay.families.model_config import ModelConfig
+from forebay.families.parts.text_encoder import Head, TextEncoderConfig
+from forebay.layers.adapters import Adapters
+from forebay.layers.build import Parts
+from forebay.layers.context import ForwardContext
+from forebay.layers.norms import NormSpec, build_norm, layer_norm_spec
+from forebay.layers.params import Weights
+from forebay.layers.rotary import RopeSpec, RopeTables
+from forebay.layers.segments import (
+    EncoderLayerSpec,
+    EncoderMlpSpec,
+    LabelHeadSpec,
+    SegmentAttentionSpec,
+    Segments,
+    TextEmbeddingsSpec,
+)
+from forebay.ops import Ops
+from forebay.pools.cache_spec import CacheSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextEncoderSpec:
+    """Embeddings, layers, a norm behind the last one, and a head; None for no norm or head."""
+
+    embeddings: TextEmbeddingsSpec
+    layers: tuple[EncoderLayerSpec, ...]
+    max_positions: int
+    norm: NormSpec | None = None
+    norm_eps: float = 0.0
+    head: LabelHeadSpec | None = None
+
+    def equations(self) -> Iterator[str]:
+        """Yield what it computes, line by line: x is a token's stream, and in the end its hidden state."""
+        kinds: dict[tuple[str, ...], list[int]] = {}
+        for number, layer in enumerate(self.layers):
+            kinds.setdefault(tuple(layer.equations()), []).append(number)
+        yield self.embeddings.equation
+        for lines, numbers in kinds.items():
+            yield f"\nlayers {', '.join(map(str, numbers))}:"
+            yield from (f"  {line}" for line in lines)
+        if self.head is not None:
+            yield f"\nlogits = {self.head.equation}"
+        last_x = "x" if self.norm is None else "layernorm(x)"
+        yield f"\nhidden state = {last_x}  (at most {self.max_positions:,} tokens)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerNames:
+    """A checkpoint's names of a layer's parts, below the layer's own. `gate`: see `EncoderMlpSpec`. `biases`: whether
+    attention, the first layer of the feed-forward part and its last one have any."""
+
+    qkv: tuple[str, ...]
+    output: str
+    attention_norm: str
+    up: str
+    down: str
+    mlp_norm: str
+    gate: str = ""
+    biases: tuple[bool, bool, bool] = (True, True, True)
+
+
+BERT_NAMES: Final = LayerNames(
+    qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
+    output="attention.output.dense",
+    attention_norm="attention.output.LayerNorm",
+    up="intermediate.dense",
+    down="output.dense",
+    mlp_norm="output.LayerNorm",
+)
+
+
+def layer_spec(config: TextEncoderConfig, layer: str, names: LayerNames) -> EncoderLayerSpec:
+    """Describe a layer with a norm behind each part; it rotates if the configuration has a base."""
+    width, (of_attention, of_up, of_down) = config.hidden_size, names.biases
+    return EncoderLayerSpec(
+        attention=SegmentAttentionSpec(
+            names=tuple(f"{layer}.{name}" for name in names.qkv),
+            output=f"{layer}.{names.output}",
+            hidden_size=width,
+            num_heads=config.num_heads,
+            head_dim=config.head_dim,
+            bias=of_attention,
+            output_bias=of_attention,
+            rope=RopeSpec(config.head_dim, config.rope_theta, config.rope_scaling) if config.rope_theta else None,
+        ),
+        mlp=EncoderMlpSpec(
+            up=f"{layer}.{names.up}",
+            gate=f"{layer}.{names.gate}" if names.gate else "",
+            down=f"{layer}.{names.down}",
+            hidden_size=width,
+            intermediate_size=config.intermediate_size,
+            activation=config.activation,
+            up_bias=of_up,
+            down_bias=of_down,
+        ),
+        norms=(
+            layer_norm_spec(f"{layer}.{names.attention_norm}", width, bias=True),
+            layer_norm_spec(f"{layer}.{names.mlp_norm}", width, bias=True),
+        ),
+        norm_eps=config.rms_norm_eps,
+    )
+
+
+MakeHead = Callable[[TextEncoderConfig], LabelHeadSpec | None]
+
+
+def bert_spec(config: ModelConfig, head: MakeHead) -> TextEncoderSpec:
+    """Describe an encoder with BERT's embeddings and layers."""
+    assert isinstance(config, TextEncoderConfig), config.model_type
+    return TextEncoderSpec(
+        embeddings=embeddings_spec(config),
+        layers=tuple(layer_spec(config, f"encoder.layer.{i}", BERT_NAMES) for i in range(config.num_layers)),
+        max_positions=config.max_position_embeddings,
+        head=head(config),
+    )
+
+
+def rotary_spec(config: ModelConfig, layers: str, names: LayerNames, *, norm: str, head: MakeHead) -> TextEncoderSpec:
+    """Describe an encoder whose positions rotate queries and keys; `norm` is that of the embeddings."""
+    assert isinstance(config, TextEncoderConfig), config.model_type
+    embeddings = replace(
+        embeddings_spec(config), positions="", norm=layer_norm_spec(norm, config.hidden_size, bias=True)
+    )
+    return TextEncoderSpec(
+        embeddings=embeddings,
+        layers=tuple(layer_spec(config, f"{layers}.{i}", names) for i in range(config.num_layers)),
+        max_positions=config.max_position_embeddings,
+        head=head(config),
+    )
+
+
+def embeddings_spec(config: TextEncoderConfig) -> TextEmbeddingsSpec:
+    """Describe the embeddings under BERT's names."""
+    return TextEmbeddingsSpec(
+        words="embeddings.word_embeddings",
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        positions="embeddings.position_embeddings",
+        num_positions=config.max_position_embeddings,
+        offset=config.position_offset,
+        types="embeddings.token_type_embeddings" if config.num_types else "",
+        num_types=config.num_types,
+        norm=layer_norm_spec("embeddings.LayerNorm", config.hidden_size, bias=True),
+        norm_eps=config.rms_norm_eps,
+    )
+
+
+def head_spec(
+    config: TextEncoderConfig, *, dense: str = "", output: str = "classifier", activation: str = "tanh"
+) -> LabelHeadSpec | None:
+    """Describe the classification head; the head of tokens has no `dense` layer, and its output is `classifier`."""
+    if config.head is Head.NONE:
+        return None
+    of_text = config.head is Head.TEXT
+    return LabelHeadSpec(
+        hidden_size=config.hidden_size,
+        num_labels=len(config.labels),
+        dense=dense if of_text else "",
+        output=output if of_text else "classifier",
+        activation=activation,
+    )
+
+
+class TextEncoder:
+    """A `Network` without caches. Its weights are read-only after loading, and it keeps nothing of a step."""
+
+    generates = mrope = False
+    adapters: Adapters | None = None
+    kept_by_block: tuple[tuple[CacheSpec, ...], ...] = ()
+
+    def __init__(self, spec: TextEncoderSpec, ops: Ops, weights: Weights, *, num_positions: int) -> None:
+        self.hidden_size, self.dtype = spec.embeddings.hidden_size, weights.dtype
+        self.held_bytes, self.numbers = weights.held_bytes, weights.numbers
+        self.weight_bytes = sum(weights.held_bytes.values())
+        self._longest = num_positions
+        parts = Parts(ops, weights, RopeTables(num_positions, weights.device, ops.memory))
+        self._embeddings = spec.embeddings.build(parts)
+        self._layers = [layer.build(parts) for layer in spec.layers]
+        self._norm = None if spec.norm is None else build_norm(spec.norm, parts, spec.norm_eps).of
+        self._reach = max(layer.attention.reach for layer in spec.layers)
+        self._head = None if spec.head is None else spec.head.build(parts)
+        assert not parts.kept, "a text encoder keeps nothing"
+
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        """Return nothing: no layer has a cache."""
+        return ()
+
+    def forward(self, ctx: ForwardContext, input_ids: Tensor) -> Tensor:
+        """input_ids [T] int64, each below V -> hidden states behind the last layer, [T, H]. Each sequence is a whole
+        text."""
+        texts = Segments.of(ctx.full.q_start, ctx.positions, self._longest, self._reach)
+        x = self._embeddings(input_ids, ctx.positions)
+        for layer in self._layers:
+            x = layer(x, texts)
+        return x if self._norm is None else self._norm(x)
+
+    def tapped(self, ctx: ForwardContext, input_ids: Tensor, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """As `forward`; nothing is tapped, since nothing drafts."""
+        assert not taps, taps
+        hidden = self.forward(ctx, input_ids)
+        return hidden, hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, H] -> the labels' logits [N, labels] float32, [N, 0] without a head."""
+        if self._head is None:
+            return hidden.new_empty(len(hidden), 0, dtype=torch.float32)
+        return self._head(hidden)

@@ -1,0 +1,95 @@
+"""Hidden states and labels of text encoders equal transformers', whatever else is in the step (C28)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING
+
+from forebay import models
+from forebay.base.errors import ModelError
+from forebay.families import TEXT_ENCODERS
+from forebay.families.checkpoint import open_checkpoint
+from forebay.families.model_config import config_of
+from tests.models.text_encoders import CASES, compute, make_encoder, shared_encoder, some_ids
+
+LENGTHS = (1, 19, 2, 40, 7)
+CLOSE = {"rtol": 0, "atol": 1e-4}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_text_encoder_step_of_texts_gives_each_its_hidden_states_of_transformers(case, ops):
+    oracle = shared_encoder(case)
+    model = models.load(open_checkpoint(oracle.path), ops=ops, dtype=torch.float32)
+    texts = [some_ids(length, seed, max(1, oracle.num_types)) for seed, length in enumerate(LENGTHS)]
+    for ids, hidden in zip(texts, compute(model, texts), strict=True):
+        torch.testing.assert_close(hidden, oracle.hidden(ids), **CLOSE)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_c28_text_encoder_other_texts_in_the_step_change_no_bit(case, native):
+    model = models.load(open_checkpoint(shared_encoder(case).path), ops=native, dtype=torch.bfloat16)
+    texts = [some_ids(length, seed) for seed, length in enumerate(LENGTHS)]
+    alone = [compute(model, [ids])[0] for ids in texts]
+    for order in (texts, texts[::-1], [texts[3], *texts]):
+        for ids, hidden in zip(order, compute(model, order), strict=True):
+            assert torch.equal(hidden, alone[texts.index(ids)])
+
+
+@pytest.mark.parametrize("head", ["text", "tokens"])
+@pytest.mark.parametrize("case", [*TEXT_ENCODERS, "modernbert-biases"])
+def test_text_encoder_head_gives_the_logits_of_transformers(case, head, native):
+    oracle = shared_encoder(case, head)
+    model = models.load(open_checkpoint(oracle.path), ops=native, dtype=torch.float32)
+    texts = [some_ids(length, seed, max(1, oracle.num_types)) for seed, length in enumerate(LENGTHS)]
+    for ids, hidden in zip(texts, compute(model, texts), strict=True):
+        given = hidden[:1] if head == "text" else hidden
+        given = hidden.mean(0, keepdim=True) if head == "text" and case == "modernbert-biases" else given
+        torch.testing.assert_close(model.logits(given), oracle.logits(ids).view(len(given), -1), **CLOSE)
+
+
+def test_every_text_encoder_has_a_case():
+    assert {name.replace("-", "_") for name, _ in CASES.values()} == set(TEXT_ENCODERS) <= CASES.keys()
+
+
+@pytest.mark.parametrize("model_type", TEXT_ENCODERS)
+def test_text_encoder_config_of_transformers_has_its_sizes_and_nothing_unknown(model_type):
+    theirs = CONFIG_MAPPING[CASES[model_type][0]]()
+    ours = config_of(theirs.to_dict())
+    assert (ours.num_layers, ours.hidden_size) == (theirs.num_hidden_layers, theirs.hidden_size)
+    assert ours.max_position_embeddings + ours.position_offset == theirs.max_position_embeddings
+    assert ours.unknown_options == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"hidden_act": "mish"}, "hidden_act"),
+        ({"num_attention_heads": 7}, "num_attention_heads"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"architectures": ["BertForSequenceClassification"], "id2label": {"1": "a"}}, "id2label"),
+        ({"architectures": ["BertForSequenceClassification"], "id2label": {"0": 5}}, "id2label"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
+    ],
+)
+def test_bert_field_that_cannot_be_served_is_refused_by_name(fields, name):
+    with pytest.raises(ModelError, match=name):
+        config_of({**CONFIG_MAPPING["bert"]().to_dict(), **fields})
+
+
+def test_text_encoder_files_with_a_prefix_and_old_names_load_alike(tmp_path: Path, native):
+    """As of a model that was trained as a masked one, and converted from TensorFlow."""
+    from safetensors.torch import load_file, save_file
+
+    oracle = make_encoder("bert", tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    renamed = {f"bert.{name}": tensor for name, tensor in stored.items()}
+    for new, old in (("weight", "gamma"), ("bias", "beta")):
+        renamed = {name.replace(f"LayerNorm.{new}", f"LayerNorm.{old}"): tensor for name, tensor in renamed.items()}
+    save_file({**renamed, "cls.predictions.bias": torch.zeros(96)}, tmp_path / "model.safetensors")
+    model = models.load(open_checkpoint(tmp_path), ops=native, dtype=torch.float32)
+    ids = some_ids(9, 1)
+    torch.testing.assert_close(compute(model, [ids])[0], oracle.hidden(ids), **CLOSE)
