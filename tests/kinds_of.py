@@ -27,12 +27,12 @@ def windows_of(pools: Pools) -> Any:
 class CachedAlone(Kind):
     """A kind of which only the prefix cache keeps something."""
 
-    def __init__(self, part: Any) -> None:
-        self.part, self.slots = part, part.slots
+    def __init__(self, part: Any, *others: object) -> None:
+        self.part, self.slots, self._others = part, part.slots, others
 
     @property
     def parts(self) -> tuple[object, ...]:
-        return (self.part,)
+        return (self.part, *self._others)
 
     def clear(self) -> None:
         self.part.clear()

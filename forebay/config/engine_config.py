@@ -197,6 +197,7 @@ class SchedulingOptions:
     schedule_conservativeness: float = 1.0
     radix_cache: bool = True
     radix_eviction_policy: EvictionPolicy = EvictionPolicy.LRU
+    pinned_cache_fraction: float = 0.25  # of each pool, which prefixes that clients want kept may take
     overlap_depth: int = 0
     max_queued_requests: int = 256
     max_queued_tokens: int = 1 << 20

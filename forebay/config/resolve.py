@@ -245,6 +245,8 @@ def _without_prefix_cache(
         yield "disable_radix_cache", "schedule_policy", "longest prefix match needs the prefix cache"
     if written("radix_eviction_policy"):
         yield "disable_radix_cache", "radix_eviction_policy", "without the cache nothing is evicted"
+    if written("pinned_cache_fraction"):
+        yield "disable_radix_cache", "pinned_cache_fraction", "without the cache nothing is kept"
     if written("cache_isolation"):
         yield "disable_radix_cache", "cache_isolation", "without the cache nothing is shared"
 

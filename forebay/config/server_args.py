@@ -287,6 +287,14 @@ _CACHE: Final = in_group(
         default=EvictionPolicy.LRU.value,
         choices=tuple(EvictionPolicy),
     ),
+    Flag(
+        "pinned_cache_fraction",
+        FRACTION,
+        "part of each cache pool for prefixes that clients want kept (cache_control, prompt_cache_retention)",
+        default=0.25,
+        low=0.0,
+        high=1.0,
+    ),
 )
 
 _HTTP: Final = in_group(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from operator import attrgetter
@@ -24,6 +24,7 @@ from forebay.memory.kinds.kind import CachedPart, Kinds, ResumedKind
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_index import RadixIndex
 from forebay.memory.radix_node import NO_NODE, OPERATOR, Adoption, Match, Node, Pin, Root, Shares, Tenants
+from forebay.memory.retention import NotKept, Retained, Retention
 from forebay.memory.slots import CACHE, NO_IDS, Holder, Ids, Slots
 
 _MAX_TOMBSTONES: Final = 64  # first pages of evicted children a node remembers, so that a miss can say "evicted"
@@ -41,12 +42,13 @@ _EVICTION_ORDER: Final[dict[EvictionPolicy, Callable[[Node], Any]]] = {
 class Leaves:
     """The unpinned leaves of the tree, by tenant, in the order in which they are evicted.
 
-    Entries are (useful, order, stamp, node): a leaf from which no request can resume, because a kind `at_ends` keeps
-    nothing for it, comes first. The others are in the `order` of the policy, equal ones in that of their entry.
+    Entries are (retained, useful, order, stamp, node): a leaf from which no request can resume, because a kind
+    `at_ends` keeps nothing for it, comes first. The others are in the `order` of the policy, equal ones in that of
+    their entry, and `retained` ones last.
     """
 
-    def __init__(self, order: Callable[[Node], Any], at_ends: Sequence[ResumedKind]) -> None:
-        self._order, self._at_ends = order, at_ends
+    def __init__(self, order: Callable[[Node], Any], at_ends: Sequence[ResumedKind], retained: Container[Node]) -> None:
+        self._order, self._at_ends, self._retained = order, at_ends, retained
         self._of: dict[str, SortedList] = {}
         self._stamps = 0
 
@@ -55,7 +57,7 @@ class Leaves:
         useful = all(kind.num_kept(leaf) for kind in self._at_ends)
         self._stamps += 1
         self.withdraw(leaf)
-        leaf.rank = (useful, self._order(leaf), self._stamps, leaf)
+        leaf.rank = (leaf in self._retained, useful, self._order(leaf), self._stamps, leaf)
         self._of.setdefault(leaf.tenant, SortedList()).add(leaf.rank)
 
     def withdraw(self, node: Node) -> None:
@@ -64,12 +66,16 @@ class Leaves:
             self._of[node.tenant].remove(node.rank)
             node.rank = None
 
-    def victims(self, shares: Shares) -> Iterator[Node]:
-        """Yield the next leaf to evict, of the tenant whose turn it is; the caller evicts it before the next one."""
-        for tenant, rest in shares.turns():
-            leaves = self._of.get(tenant)
-            while leaves and shares.held[tenant] > rest:
-                yield leaves[0][-1]
+    def victims(self, shares: Shares, retention: Retention) -> Iterator[Node]:
+        """Yield the next leaf to evict, of the tenant whose turn it is; the caller evicts it before the next one. If
+        only retained leaves are left, their retention ends, one prefix after another."""
+        while True:
+            for tenant, rest in shares.turns():
+                leaves = self._of.get(tenant)
+                while leaves and not leaves[0][0] and shares.held[tenant] > rest:
+                    yield leaves[0][-1]
+            if not retention.give_up(_is_unlocked):
+                return
 
     def oldest(self) -> Iterator[Node]:
         """Yield the next leaf to evict in the policy's order alone, of any tenant; the caller evicts it."""
@@ -88,12 +94,18 @@ class Leaves:
         self._of.clear()
 
 
+def _is_unlocked(node: Node, pages: Ids) -> bool:
+    """Return whether no request reads the prefix that ends at a node."""
+    return not node.locks
+
+
 class RadixCache:
     """Prefixes of finished and running requests, page by page.
 
     `slots` is the pool of pages: the cache takes pages over from requests (`extend_pin`) and returns them there
     (`evict`). Units are pages except where a name says tokens. `clock` counts the uses that are told apart. `weights`
-    are those of tenants, 1 for any other; `shares` counts the pages that are charged to each of the `tenants`.
+    are those of tenants, 1 for any other; `shares` counts the pages that are charged to each of the `tenants`, and
+    `retention` has the prefixes that are evicted last, at most `most_retained` of each pool.
     """
 
     def __init__(
@@ -104,6 +116,7 @@ class RadixCache:
         policy: EvictionPolicy = EvictionPolicy.LRU,
         kinds: Kinds | None = None,
         weights: Mapping[str, int] | None = None,
+        most_retained: float = 0.0,
     ) -> None:
         self.kinds = kinds or Kinds()
         self.index = RadixIndex(page_size, self.kinds)
@@ -115,7 +128,11 @@ class RadixCache:
                 part.tree, part.shares = self, Shares(self.tenants)
         self._slots = slots
         self._at_ends = tuple(kind for kind in self.kinds.resumed if kind.at_ends)
-        self._leaves = Leaves(_EVICTION_ORDER[policy], self._at_ends)
+        retained: dict[Node, Counter[str]] = {}
+        self._leaves = Leaves(_EVICTION_ORDER[policy], self._at_ends, retained)
+        self.retention = Retention(
+            retained, slots, self.kinds.retained, self._leaves.offer, fraction=most_retained, tenants=weights or {}
+        )
         self.clock = 0
         self._num_to_flush = 0
         self._flushes = False
@@ -155,7 +172,18 @@ class RadixCache:
         for kind in self.kinds.resumed:
             kind.touch(node, num_pages)
         self.tenants.use(tenant, at)
+        if self.retention.nodes:
+            self.retention.use(node, at)
         return Pin(node, num_pages, author, tenant)
+
+    def retain(self, match: Match, tenant: str, ttl_s: float, now: float) -> Retained | NotKept:
+        """Evict the prefix that `match` found last, until `ttl_s` seconds after time `now` and after each of its uses;
+        return why not if the tenant may retain no more. The tree must not have changed since the match."""
+        assert match.version == self.index.version, "the tree has changed since the match"
+        node = match.node
+        if match.inside < len(node.key):
+            node = self._split(node, match.inside)
+        return self.retention.retain(match, node, tenant, ttl_s, now)
 
     def pin_pages(
         self, key: bytes, num_pages: int, namespace: str = "", author: str = OPERATOR, tenant: str = ""
@@ -220,7 +248,7 @@ class RadixCache:
         """Free `num_pages` unpinned pages, or all there are: leaf by leaf in the policy's order, of the tenant that
         holds the most for its weight (C32), and of the last leaf only its end. Returns how many pages. They are missed
         from then on because of `why`."""
-        return self._evict(self._leaves.victims(self.shares), num_pages, why)
+        return self._evict(self._leaves.victims(self.shares, self.retention), num_pages, why)
 
     def _evict(self, victims: Iterator[Node], num_pages: int, why: MissReason, most_leaves: int = sys.maxsize) -> int:
         freed: list[Ids] = []
@@ -274,7 +302,8 @@ class RadixCache:
         return count
 
     def begin_flush(self) -> int:
-        """Begin to drop all pages that are not pinned now; returns how many."""
+        """Begin to drop all pages that are not pinned now; returns how many. No prefix is retained any longer."""
+        self.retention.end_all()
         self._num_to_flush = self.num_evictable
         self._flushes = True
         return self._num_to_flush
@@ -305,6 +334,7 @@ class RadixCache:
         gone = dict(islice(self.index.roots.items(), _MAX_EMPTY_ROOTS)) if released else {}
         self.index.roots.clear()
         self._leaves.clear()
+        self.retention.clear()
         self.shares.clear()
         self.num_pages = self.num_evictable = self._num_to_flush = 0
         self._flushes = False
@@ -341,6 +371,7 @@ class RadixCache:
                 evictable += len(node.pages) if node.locks == 0 else 0
         assert not own, "a pin's node is not in the tree"
         assert held == self.shares.held, f"tenants have {held} pages; booked {self.shares.held}"
+        self.retention.check()
         for kind in self.kinds.checked:
             kind.check(self.index.nodes())
         assert (pages, evictable) == (self.num_pages, self.num_evictable), (
@@ -385,6 +416,8 @@ class RadixCache:
         self.index.version += 1
         for kind in self.kinds.resumed:
             kind.split(upper, node)
+        if node in self.retention.nodes:
+            self.retention.split(upper, node)
         return upper
 
     def _lock(self, node: Node) -> None:
@@ -414,6 +447,8 @@ class RadixCache:
     def _remove_leaf(self, node: Node, why: MissReason) -> None:
         parent = node.parent
         assert parent is not None
+        if node in self.retention.nodes:
+            self.retention.removed(node)
         for kind in self.kinds.attached:
             kind.removed(node)
         first = node.key[: self.index.page_bytes]

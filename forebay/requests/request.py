@@ -11,6 +11,7 @@ from enum import Enum
 from forebay.memory.adapters import AdapterLoad
 from forebay.memory.holding import Allocation
 from forebay.memory.radix_node import OPERATOR
+from forebay.memory.retention import Wish
 from forebay.requests.account import Account
 from forebay.requests.pictures import PromptPictures
 from forebay.requests.sampling_params import PoolingKind, SamplingParams
@@ -59,6 +60,7 @@ class Request:
     arrival: float = 0.0
     eos_token_ids: InitVar[Sequence[int]] = ()
     resume_points: Sequence[int] = ()  # lengths of the prompt from which others are likely to go on
+    wishes: Sequence[Wish] = ()  # prefixes of the prompt to retain, the shortest first
     rendezvous: Rendezvous | None = None  # with its other half, where prompts are computed by other engines
     adapter: AdapterLoad | None = None  # the LoRA adapter to apply
     pictures: PromptPictures | None = None  # given by the scheduler, whose engine knows them

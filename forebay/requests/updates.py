@@ -8,6 +8,7 @@ import msgspec
 
 from forebay.base.errors import ForebayError, from_code
 from forebay.memory.miss_reason import MissReason
+from forebay.memory.retention import NotKept
 from forebay.requests.step_plan import TokenLogprob
 
 __all__ = ["CacheReport", "Failure", "FinishReason", "MemoryReport", "MissReason", "SpeculationReport", "Update"]
@@ -44,11 +45,17 @@ class CacheReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class MemoryReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The history of a request's memory: how often it was retracted and how many tokens were computed again for that;
-    the lengths of prompt and answer at which others can resume from the cache, if not after every page."""
+    the lengths of prompt and answer at which others can resume from the cache, if not after every page.
+
+    `kept_tokens` of it are kept for `kept_s` more seconds. `not_kept` says why no more, or for no longer: "" if all
+    that was asked for is kept."""
 
     retractions: int = 0
     recomputed_tokens: int = 0
     checkpoints: list[int] = []
+    kept_tokens: int = 0
+    kept_s: float = 0.0
+    not_kept: str = NotKept.NOT_ASKED
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -25,6 +25,8 @@ OF_SCHEDULER: Final = (
     Counter("draft_tokens", "Draft tokens verified"),
     Counter("accepted_tokens", "Draft tokens accepted"),
     Counter("partly_accepted_drafts", "Drafts of which a token was accepted and a later one rejected"),
+    Counter("prefixes_kept", "Requests of which a prefix was kept for as long as their client asked"),
+    Counter("prefixes_not_kept", "Requests that asked for that in vain"),
     Counter("retractions", "Times that a running choice gave its pages up and waited again"),
     Counter("retractions_kept", "Retractions whose KV and state were kept on the host"),
     Counter("displaced", "Times that a running choice gave its pages up to another tenant"),
@@ -45,6 +47,7 @@ OF_TIERS: Final = (
 
 OF_POOLS: Final = (
     Counter("evicted_pages", "Pages dropped from the prefix cache to make room"),
+    Counter("prefixes_given_up", "Kept prefixes that lost their retention before its time, to make room"),
     Counter("ledger_violations", "Slots that were freed, taken or used against the rules"),
 )
 

@@ -8,6 +8,7 @@ from itertools import compress, islice
 import numpy as np
 
 from forebay.base.errors import ForebayError, NumericalError
+from forebay.memory.retention import NotKept
 from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepResult, TokenLogprob
 from forebay.requests.updates import Failure, FinishReason, MemoryReport, Update
@@ -176,8 +177,19 @@ class OutputProcessor:
         else:
             self.memory.allocator.release(req, None if failed else held.kv_committed)
             checkpoints = self.memory.prefixes.checkpoints(held.pin)
-        report = MemoryReport(req.num_retractions, req.num_recomputed, checkpoints)
-        return report if req.num_retractions or checkpoints else None
+        kept_tokens, kept_s, not_kept = self._retain(req)
+        if not (req.num_retractions or checkpoints or kept_tokens or req.wishes):
+            return None
+        return MemoryReport(req.num_retractions, req.num_recomputed, checkpoints, kept_tokens, kept_s, not_kept)
+
+    def _retain(self, req: Request) -> tuple[int, float, str]:
+        """Keep what a request that ends wishes to be kept; see `Prefixes.retained`."""
+        if not (req.wishes or self.pools.cache.retention.nodes):
+            return 0, 0.0, NotKept.NOT_ASKED
+        found = self.memory.prefixes.retained(req, self.queues.now)
+        if req.wishes:
+            self.counters["prefixes_kept" if found[0] and not found[2] else "prefixes_not_kept"] += 1
+        return found
 
 
 def by_request(flight: Flight, result: StepResult) -> list[Sampled]:

@@ -164,9 +164,12 @@ class Scheduler:
         return plan
 
     def _before_plan(self, now: float) -> None:
-        """Take in what happened since the last plan: transfers, grammars, a failed step, a blocked tenant."""
+        """Take in what happened since the last plan: transfers, retentions that end, grammars, a failed step, a blocked
+        tenant."""
         if self.queues.pending.of or self.queues.transferring:
             self.handoff.before_plan(now)
+        if self.pools.cache.retention.nodes:
+            self.pools.cache.retention.expire(now)
         if self.queues.constraints.unready:
             self.outputs.finish_each(self.queues.constraints.refused())
         if self.queues.suspects.groups:
@@ -268,6 +271,8 @@ class Scheduler:
             req.last_progress = now
             self.counters["computed_prompt_tokens"] += stop - start
             self.memory.prefixes.adopt(req, stop)
+            if req.wishes and stop >= req.num_prompt:
+                self.memory.prefixes.retain(req, now)
             if req.rendezvous:
                 self.handoff.computed(req)
 

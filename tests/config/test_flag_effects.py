@@ -60,6 +60,7 @@ VALUES: dict[str, Any] = {
     "min_p": 0.25,
     "overlap_depth": 1,
     "pd": "local",
+    "pinned_cache_fraction": 0.5,
     "pooling": "mean",
     "quantization": "int8",
     "reasoning_parser": "none",

@@ -324,6 +324,7 @@ def test_weights_count_as_what_they_are_held_in() -> None:
         ({"api_key": KEY, "api_key_file": "keys"}, ("--api-key", "--api-key-file")),
         ({"disable_radix_cache": True, "schedule_policy": "lpm"}, ("--disable-radix-cache", "--schedule-policy")),
         ({"disable_radix_cache": True, "radix_eviction_policy": "lfu"}, ("--radix-eviction-policy",)),
+        ({"disable_radix_cache": True, "pinned_cache_fraction": 0.5}, ("--pinned-cache-fraction",)),
         ({"disable_radix_cache": True, "mamba_scheduler_strategy": "extra_buffer"}, ("--mamba-scheduler-strategy",)),
         ({"mamba_scheduler_strategy": "no_buffer", "page_size": 16}, ("--mamba-scheduler-strategy", "--page-size")),
         ({"context_length": "4k", "max_total_tokens": "1k"}, ("--context-length", "--max-total-tokens")),

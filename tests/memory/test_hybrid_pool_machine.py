@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forebay.memory.kinds.kind import Kinds
-from forebay.memory.kinds.state.cached_states import CachedStates
+from forebay.memory.kinds.state.cached_states import CachedStates, RetainedStates
 from forebay.memory.kinds.state.hybrid_rows import HybridReqToTokenPool
 from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.kv_allocator import PagedKvAllocator
@@ -29,8 +29,11 @@ from tests.memory.test_pool_machine import (
     MAX_PAGES_PER_REQUEST,
     NAMESPACES,
     NUM_ROWS,
+    PARTS,
     QUICK,
+    TTLS,
     run_at_full_size,
+    spare_pages,
 )
 
 Prefix = tuple[str, bytes]
@@ -65,8 +68,9 @@ class HybridPoolMachine(RuleBasedStateMachine):
         num_pages=st.integers(6, 16),
         window=st.sampled_from([2, 3, 5]),
         spare_states=st.integers(0, 4),
+        part=PARTS,
     )
-    def build(self, page_size: int, num_pages: int, window: int, spare_states: int) -> None:
+    def build(self, page_size: int, num_pages: int, window: int, spare_states: int, part: float) -> None:
         self.page_size, self.page_bytes = page_size, 4 * page_size
         self.kv = PagedKvAllocator(num_pages, page_size)
         self.rows = HybridReqToTokenPool(
@@ -78,7 +82,9 @@ class HybridPoolMachine(RuleBasedStateMachine):
         )
         self.windows = Windows(num_pages, num_pages, self.rows, window=window)
         self.kept = CachedStates(self.rows.mamba_pool)
-        self.cache = RadixCache(self.kv, page_size, kinds=Kinds([CachedAlone(self.kept), self.windows]))
+        kinds = Kinds([CachedAlone(self.kept, RetainedStates(self.kept)), self.windows])
+        self.cache = RadixCache(self.kv, page_size, kinds=kinds, weights={"a": 2}, most_retained=part)
+        self.now = 0.0
         self.tenants: list[Tenant] = []
         self.retracted: list[tuple[bytes, str]] = []
         self.cached: dict[Prefix, int] = {}
@@ -107,7 +113,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
         tenant = Tenant(self.num_tenants, key, namespace)
         match = self.cache.index.match(key, namespace)
         self.check_match(match, key, namespace)
-        tenant.pin = self.cache.pin(match, namespace)
+        tenant.pin = self.cache.pin(match, namespace, at=self.now)
         total, held = -(-len(key) // self.page_bytes), len(match.pages)
         needed = self.first_read(held * self.page_size)
         if held:
@@ -230,9 +236,11 @@ class HybridPoolMachine(RuleBasedStateMachine):
 
     def evict(self, num_pages: int) -> None:
         pinned = {self.prefix(tenant, at + 1) for tenant in self.tenants for at in range(tenant.pin.num_pages)}
-        before = len(self.cached)
+        before, spare, num_given_up = len(self.cached), spare_pages(self.cache), self.cache.retention.num_given_up
         count = self.cache.evict(num_pages)
         left, states = self.in_tree()
+        if self.cache.retention.num_given_up > num_given_up:
+            assert not spare & {*left.values()}, "a retained prefix went before pages that nobody wants"
         assert left.items() <= self.cached.items()
         assert states.items() <= self.states.items()
         assert pinned <= left.keys()
@@ -241,8 +249,16 @@ class HybridPoolMachine(RuleBasedStateMachine):
         self.cached, self.states = left, states
 
     def evict_states(self, num_states: int) -> None:
+        spare = {
+            slot
+            for node in self.cache.index.nodes()
+            if (slot := self.kept.slot_of(node)) and node not in self.kept.retained and not self.kept._at[node].locks
+        }
+        num_given_up = self.cache.retention.num_given_up
         count = self.kept.evict(num_states)
         left, states = self.in_tree()
+        if self.cache.retention.num_given_up > num_given_up:
+            assert not spare & {*states.values()}, "a retained state went before others"
         assert left == self.cached
         assert states.items() <= self.states.items()
         assert count == len(self.states) - len(states)
@@ -263,7 +279,22 @@ class HybridPoolMachine(RuleBasedStateMachine):
         left, states = self.in_tree()
         assert left.items() <= self.cached.items()
         assert self.cache.num_evictable == 0
+        assert not [*self.cache.retention]
         self.cached, self.states = left, states
+
+    @precondition(lambda self: self.cached)
+    @rule(which=st.integers(0, 40), ttl_s=TTLS, tenant=st.sampled_from(["", "a"]))
+    def retain(self, which: int, ttl_s: float, tenant: str) -> None:
+        """A request wants some prefix kept: as much of it as can be resumed."""
+        namespace, key = sorted(self.cached)[which % len(self.cached)]
+        match = self.cache.index.match(key, namespace)
+        if match.num_tokens:
+            self.cache.retain(match, tenant, ttl_s, self.now)
+
+    @rule(seconds=st.sampled_from([1.0, 10.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.cache.retention.expire(self.now)
 
     # -- what holds at all times --------------------------------------------------------------------------------------
 

@@ -30,6 +30,14 @@ NUM_ROWS = 4
 # Two values only, so that prompts share prefixes, branch within pages and split edges all the time.
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=MAX_PAGES_PER_REQUEST * 3)
 NAMESPACES = st.sampled_from(["", "tenant"])
+PARTS = st.sampled_from([0.0, 0.3, 0.6, 1.0])  # of the pools, which may be retained
+TTLS = st.sampled_from([10.0, 30.0])
+
+
+def spare_pages(cache: RadixCache) -> set[int]:
+    """Return the pages that no request reads and that are not retained."""
+    nodes = (node for node in cache.index.nodes() if not node.locks and node not in cache.retention.nodes)
+    return {page for node in nodes for page in node.pages.tolist()}
 
 
 class Tenant:
@@ -45,13 +53,17 @@ class Tenant:
 
 class PoolMachine(RuleBasedStateMachine):
     @initialize(
-        page_size=st.sampled_from([1, 2, 3]), num_pages=st.integers(4, 14), policy=st.sampled_from(list(EvictionPolicy))
+        page_size=st.sampled_from([1, 2, 3]),
+        num_pages=st.integers(4, 14),
+        policy=st.sampled_from(list(EvictionPolicy)),
+        part=PARTS,
     )
-    def build(self, page_size: int, num_pages: int, policy: EvictionPolicy) -> None:
+    def build(self, page_size: int, num_pages: int, policy: EvictionPolicy, part: float) -> None:
         self.page_bytes = 4 * page_size
         self.kv = PagedKvAllocator(num_pages, page_size)
         self.rows = ReqToTokenPool(NUM_ROWS, MAX_PAGES_PER_REQUEST * 3, page_size=page_size)
-        self.cache = RadixCache(self.kv, page_size, policy=policy)
+        self.cache = RadixCache(self.kv, page_size, policy=policy, weights={"a": 2}, most_retained=part)
+        self.now = 0.0
         self.tenants: list[Tenant] = []
         self.cached: dict[tuple[str, bytes], int] = {}
         self.num_tenants = 0
@@ -65,7 +77,7 @@ class PoolMachine(RuleBasedStateMachine):
         tenant = Tenant(self.num_tenants, tokens, namespace)
         match = self.cache.index.match(tenant.key, namespace)
         assert match.pages.tolist() == self.longest_prefix(tenant.key, namespace)
-        tenant.pin = self.cache.pin(match, namespace, priority)
+        tenant.pin = self.cache.pin(match, namespace, priority, at=self.now)
         need = -(-len(tenant.key) // self.page_bytes) - len(match.pages)
         fits = need <= self.kv.num_free + self.cache.num_evictable
         if not fits or not self.rows.available_size():
@@ -112,8 +124,12 @@ class PoolMachine(RuleBasedStateMachine):
             for tenant in self.tenants
             for at in range(tenant.pin.num_pages)
         }
+        spare = spare_pages(self.cache)
+        num_given_up = self.cache.retention.num_given_up
         count = self.cache.evict(num_pages)
         left = self.in_tree()
+        if self.cache.retention.num_given_up > num_given_up:
+            assert not spare & {*left.values()}, "a retained prefix went before pages that nobody wants"
         assert left.items() <= self.cached.items()
         assert pinned <= left.keys()
         assert count == len(self.cached) - len(left) <= num_pages
@@ -126,7 +142,25 @@ class PoolMachine(RuleBasedStateMachine):
         left = self.in_tree()
         assert left.items() <= self.cached.items()
         assert self.cache.num_evictable == 0
+        assert not [*self.cache.retention]
         self.cached = left
+
+    # -- retaining ----------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.cached)
+    @rule(which=st.integers(0, 40), ttl_s=TTLS, tenant=st.sampled_from(["", "a"]))
+    def retain(self, which: int, ttl_s: float, tenant: str) -> None:
+        namespace, key = sorted(self.cached)[which % len(self.cached)]
+        self.cache.retain(self.cache.index.match(key, namespace), tenant, ttl_s, self.now)
+
+    @rule(seconds=st.sampled_from([1.0, 10.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.cache.retention.expire(self.now)
+
+    @invariant()
+    def nothing_is_retained_longer_than_asked(self) -> None:
+        assert all(self.now < found.until <= self.now + found.ttl_s for found in self.cache.retention)
 
     # -- groups and mistakes ------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.memory.kinds.kind import Kinds
-from forebay.memory.kinds.state.cached_states import CachedStates
+from forebay.memory.kinds.state.cached_states import CachedStates, RetainedStates
 from forebay.memory.kinds.state.hybrid_rows import MambaPool
 from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.miss_reason import MissReason
@@ -27,15 +27,21 @@ class Rig:
     """A cache with pages, states (`num_slots`) and windows of `window` tokens (0: none)."""
 
     def __init__(
-        self, page_size: int = 1, num_slots: int = 8, window: int = 0, num_pages: int = 100, weights=None
+        self,
+        page_size: int = 1,
+        num_slots: int = 8,
+        window: int = 0,
+        num_pages: int = 100,
+        weights=None,
+        most_retained: float = 0.0,
     ) -> None:
         self.kv = Slots("kv", num_pages)
         self.states = CachedStates(MambaPool(num_slots)) if num_slots else None
         rows = ReqToTokenPool(1, 100, page_size=page_size)
         self.windows = Windows(num_pages, num_pages, rows, window=window) if window else None
-        kinds = [CachedAlone(self.states)] if self.states else []
+        kinds = [CachedAlone(self.states, RetainedStates(self.states))] if self.states else []
         kinds += [self.windows] if self.windows else []
-        self.cache = RadixCache(self.kv, page_size, kinds=Kinds(kinds), weights=weights)
+        self.cache = RadixCache(self.kv, page_size, kinds=Kinds(kinds), weights=weights, most_retained=most_retained)
 
     def insert(self, tokens: list[int], *state_at: int, **who) -> Pin:
         """Compute and adopt a prefix, with states after so many tokens; the pin at its end, which is let go. `who` says

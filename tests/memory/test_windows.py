@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from forebay.memory.draft import Draft
+from forebay.memory.kinds.kind import Kinds
 from forebay.memory.kinds.window.windows import Windows
-from forebay.memory.radix_node import Shares, Tenants
+from forebay.memory.radix_cache import RadixCache
 from forebay.memory.req_to_token_pool import ReqToTokenPool
-from forebay.memory.slots import CACHE, Holder, OutOfSlots
+from forebay.memory.slots import CACHE, Holder, OutOfSlots, Slots
 
 ALICE, BOB = 1, 2
 
@@ -18,7 +19,7 @@ def ids(*values: int) -> np.ndarray:
 
 def make(num_window_pages: int = 6, page_size: int = 4, window: int = 6) -> Windows:
     pool = Windows(num_window_pages, 20, ReqToTokenPool(1, 80, page_size=page_size), window=window)
-    pool.in_tree.shares = Shares(Tenants({}))
+    RadixCache(Slots("kv", 20), page_size, kinds=Kinds([pool]))  # whose shares it then counts
     return pool
 
 

@@ -29,6 +29,7 @@ from tests.mutants.norms import NORMS
 from tests.mutants.outer import OUTER
 from tests.mutants.pictures import PICTURES
 from tests.mutants.pooling import POOLING
+from tests.mutants.retention import RETENTION
 from tests.mutants.route import ROUTE
 from tests.mutants.routing import ROUTING
 from tests.mutants.runtime import RUNTIME
@@ -54,6 +55,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *TRANSFER,
     *SERVER,
     *ROUTE,
+    *RETENTION,
     *ROUTING,
     *CLUSTER,
     *SPECULATION,

@@ -25,6 +25,7 @@ from forebay.engine.loop import core
 from forebay.engine.loop.core import EngineCore
 from forebay.memory import anchors, radix_cache
 from forebay.memory.adapters import AdapterLoad
+from forebay.memory.retention import Wish
 from forebay.requests import account
 from forebay.requests.pictures import Picture
 from forebay.requests.request import Request, RequestFault
@@ -53,6 +54,8 @@ from tests.simulation.workload import (
     Traffic,
     random_config,
     random_traffic,
+    wishes_of,
+    with_keeping,
     with_speculation,
     with_tenants,
     with_tiers,
@@ -62,7 +65,7 @@ from tests.simulation.workload import (
 CLOSE: Final = 4  # tokens between anchors
 FEW: Final = 3  # overtakings
 SHARED: Final = 6  # tokens of a prompt under way that are waited for
-WISHES: Final = ("id", "tokens", "priority", "namespace", "tenant", "arrival", "rendezvous")
+WISHES: Final = ("id", "tokens", "priority", "namespace", "tenant", "arrival", "rendezvous", "wishes")
 EXPIRE_INTERVAL_S: Final = 0.03
 PLACES: Final = ("hear", "plan", "planned", "commit", "abort")  # of disturbances
 SchedulerFactory = Callable[[SchedulerConfig, Proposer | None], RetractingScheduler]
@@ -123,6 +126,7 @@ class Simulation:
         self.scheduler.liveness = self.oracles.liveness
         self.capacity = min(config.context_length, config.num_pages * config.page_size)  # tokens, for one request
         self.conversations = Conversations(rng, traffic, self.capacity)
+        self.keepings = Random(f"{config} keepings") if traffic.keeping else Random(0)
         self.faults = traffic.faults
         self.disturbance: Disturbance | None = None
         self.unrecovered: tuple[str, Request | None] | None = None  # a disturbance, and for whom it was
@@ -157,6 +161,7 @@ class Simulation:
             namespace=again[1] if again else rng.choice(self.traffic.namespaces),
             resume_points=self.conversations.resume_points(prompt),
             tenant=tenant,
+            wishes=wishes_of(self.keepings, prompt) if self.keepings.random() < self.traffic.keeping else [],
         )
 
     def add(
@@ -169,6 +174,7 @@ class Simulation:
         resume_points: Sequence[int] = (),
         tenant: str = "",
         pictures: Sequence[Picture] = (),
+        wishes: Sequence[Wish] = (),
     ) -> Tracked | None:
         """Submit a request; None if it was refused, which must be for the right reason."""
         self.num_added += 1
@@ -181,6 +187,7 @@ class Simulation:
             tenant=tenant,
             arrival=self.now,
             resume_points=resume_points,
+            wishes=list(wishes),
             adapter=self._adapter(),
         )
         req.compute_with(self.scheduler.queues.weight_version)
@@ -224,6 +231,7 @@ class Simulation:
             namespace=req.namespace,
             tenant=req.tenant,
             resume_points=list(req.resume_points),
+            wishes=list(req.wishes),
             rendezvous=req.rendezvous,
             adapter=req.adapter.name if req.adapter else "",
             pictures=tuple(pictures),
@@ -280,6 +288,7 @@ class Simulation:
             self._abort_somebody()
         if rng.random() < faults.flush:
             self.scheduler.flush_cache()
+            require(not [*self.scheduler.pools.cache.retention], "a prefix is kept over a flush")
         windows = windows_of(self.scheduler.pools)
         if windows and rng.random() < faults.windows_lost:
             windows.in_tree.evict(windows.num_cached)
@@ -333,6 +342,9 @@ class Simulation:
         raise StepFailed("injected")
 
     def planned(self, plan: StepPlan | None, width: int) -> None:
+        if not (self.proposer and self.flights and width > 1):
+            late = [found for found in self.scheduler.pools.cache.retention if found.until <= self.now]
+            require(not late, f"{late} are kept longer than asked")
         # Else nothing was decided, because tokens must come first, or nobody may start.
         if self.scheduler.queues.admits and not (self.proposer and self.flights and width > 1):
             self.oracles.liveness.planned(plan, self.now)
@@ -506,6 +518,9 @@ class Simulation:
             window_hits=hits if windows_of(pools) else 0,
             states_taken=states_of(pools).num_taken if states_of(pools) else 0,
             evicted_states=states_of(pools).in_tree.num_evicted if states_of(pools) else 0,
+            kept=int(self.scheduler.counters["prefixes_kept"]),
+            not_kept=int(self.scheduler.counters["prefixes_not_kept"]),
+            given_up=pools.cache.retention.num_given_up,
             fetched=self.runner.cache_tiers.num_fetched,
             lost=self.runner.cache_tiers.num_lost,
             digest=self.oracles.log.hexdigest(),
@@ -533,11 +548,17 @@ def scaled_down(
 
 
 def run_seed(
-    seed: int, grammars: float = 0.0, restricted: float = 0.0, tenants: bool = False, tiers: bool = False
+    seed: int,
+    grammars: float = 0.0,
+    restricted: float = 0.0,
+    tenants: bool = False,
+    tiers: bool = False,
+    keeping: bool = False,
 ) -> Outcome:
     """One random configuration under random traffic. Whatever is wrong is raised, with the line that replays it. So
     many of the requests have a grammar, or may not have some tokens, as `grammars` and `restricted` say; with
-    `tenants` they come from several, and with `tiers` the prefix cache has tiers behind the device."""
+    `tenants` they come from several, with `tiers` the prefix cache has tiers behind the device, and with `keeping`
+    clients want prefixes kept."""
     rng, widths = Random(seed), Random(f"{seed} widths")
     config = with_speculation(widths, random_config(rng))
     make_scheduler = partial(RetractingScheduler, every=rng.choice([0, 0, 0, 3, 10]), skips=rng.random() < 0.5)
@@ -549,6 +570,8 @@ def run_seed(
                 config, load = with_tenants(Random(f"{seed} tenants"), config, load)
             if tiers:
                 config, load = with_tiers(Random(f"{seed} tiers"), config, load)
+            if keeping:
+                config, load = with_keeping(Random(f"{seed} keeping"), config, load)
             return Simulation(config, load, rng, make_scheduler=make_scheduler, widths=widths).run()
     except Exception as error:
         error.add_note(f"{config}\nreplay: python -m tests.simulation.simulator --seed {seed}")

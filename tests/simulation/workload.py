@@ -21,6 +21,7 @@ from forebay.config.engine_config import (
 )
 from forebay.memory.kinds.state.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
+from forebay.memory.retention import Wish
 from forebay.requests.sampling_params import SamplingParams
 from tests.kinds_of import kind_config, num_states, num_window_pages, resized, window_of
 from tests.simulation.grammars import grammar_of
@@ -74,6 +75,7 @@ class Traffic:
     stopping: float = 0.5  # chance of stop tokens
     tick_s: float = 0.01
     resume_points: float = 0.0  # chance that a request names lengths at which others will go on
+    keeping: float = 0.0  # chance that a request wants prefixes of its prompt kept
     grammars: float = 0.0  # chance of one
     restricted: float = 0.0  # chance that some tokens may not come
     pooled: float = 0.0  # chance that nothing is generated behind a prompt, which becomes a vector
@@ -229,6 +231,18 @@ def with_tiers(rng: Random, config: SchedulerConfig, traffic: Traffic) -> tuple[
     config = replace(config, kinds=replace(config.kinds, recompute_bytes_per_token=rng.choice([150, 1 << 20, 1 << 20])))
     faults = replace(traffic.faults, fetch_lost=rng.choice([0.0, 0.0, 0.1, 0.5]))
     return config, replace(traffic, sharing=rng.choice([0.8, 0.95]), num_requests=40, faults=faults)
+
+
+def with_keeping(rng: Random, config: SchedulerConfig, traffic: Traffic) -> tuple[SchedulerConfig, Traffic]:
+    """The same with a prefix cache of which clients want parts kept, often more than they may."""
+    config = replace(config, radix_cache=True, pinned_cache_fraction=rng.choice([0.25, 1.0, 1.0]))
+    return config, replace(traffic, num_requests=30, sharing=rng.choice([0.8, 0.95]), keeping=rng.choice([0.3, 0.9]))
+
+
+def wishes_of(rng: Random, prompt: Sequence[int]) -> list[Wish]:
+    """Return up to four prefixes of a prompt that its client wants kept, for as long as others take or for good."""
+    ends = sorted(rng.randrange(1, len(prompt) + 3) for _ in range(rng.randint(1, 4)))
+    return [Wish(end, rng.choice([0.01, 0.1, 100.0])) for end in ends]
 
 
 def _lossy(rng: Random, capacity: int) -> Traffic:

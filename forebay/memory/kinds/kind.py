@@ -14,7 +14,7 @@ Units of the tree are pages of full KV, counted from the root, except where a na
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from forebay.base.counters import Counter
@@ -47,10 +47,21 @@ class Reserve(NamedTuple):
     in_flight: int = 0
 
 
+class Retaining(Protocol):
+    """The retained prefixes of a tree, as far as a kind uses them."""
+
+    def give_up(self, frees: Callable[[Node, Ids], bool]) -> bool:
+        """End the retention of one prefix for which evicting its slots `frees` memory, given its end and its pages;
+        return whether there is any."""
+
+
 class Tree(Protocol):
     """The prefix tree, as far as a kind uses it."""
 
     page_size: int
+
+    @property
+    def retention(self) -> Retaining: ...
 
     def lost(self, nodes: Iterable[Node]) -> None:
         """Handle that the cache dropped slots of a kind: earlier matches are void, and the rank of `nodes` changed."""
@@ -110,6 +121,26 @@ class ResumedKind(Protocol):
 
     def split(self, upper: Node, lower: Node) -> None:
         """Handle a node cut in two: `lower` is the original node, and its end does not move."""
+
+
+@runtime_checkable
+class RetainedKind(Protocol):
+    """Slots of this kind are retained at the end of a prefix: they are evicted last (`memory/retention.py`)."""
+
+    name: ClassVar[str]
+    slots: Slots
+
+    def num_retained(self, pages: Ids) -> int:
+        """Return the number of slots that a request reads which resumes behind `pages`."""
+
+    def retain(self, node: Node, pages: Ids) -> None:
+        """Evict no slot that a request reads which resumes at the end of `node`, behind `pages`."""
+
+    def end_retention(self, node: Node, pages: Ids) -> None:
+        """Evict these slots in the ordinary order again."""
+
+    def is_retained(self, node: Node, pages: Ids) -> bool:
+        """Return whether all these slots are there, and are not evicted: for audits."""
 
 
 @runtime_checkable
@@ -318,6 +349,7 @@ PROTOCOLS: tuple[type[Any], ...] = (
     *(
         AttachedKind,
         ResumedKind,
+        RetainedKind,
         ReplacedKind,
         TieredKind,
         CheckedKind,
@@ -396,14 +428,16 @@ class CachedPart:
 
 
 class TreeKind(Kind):
-    """A kind whose slots in the prefix cache are kept by `in_tree`, and those in lower tiers by `_in_tiers`."""
+    """A kind whose slots in the prefix cache are kept by `in_tree`, those in lower tiers by `_in_tiers`, and those of
+    retained prefixes by `_retained`."""
 
     in_tree: CachedPart
     _in_tiers: object
+    _retained: object
 
     @property
     def parts(self) -> tuple[object, ...]:
-        return self, self.in_tree, self._in_tiers
+        return self, self.in_tree, self._in_tiers, self._retained
 
     @property
     def num_cached(self) -> int:  # type: ignore[override]
@@ -427,6 +461,7 @@ class Kinds:
             _check_protocols(part)
         self.attached = self._all(AttachedKind)
         self.resumed = self._all(ResumedKind)
+        self.retained = self._all(RetainedKind)
         self.replaced = self._all(ReplacedKind)
         self.tiered = self._all(TieredKind)
         self.checked = self._all(CheckedKind)

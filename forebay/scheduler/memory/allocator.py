@@ -12,6 +12,7 @@ from forebay.memory.holding import Allocation
 from forebay.memory.kinds.kind import Arrival
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import MISSES, Adoption, Match, Pin
+from forebay.memory.retention import NotKept, Retained
 from forebay.memory.slots import NO_IDS, NO_SLOT, Ids, inside
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
@@ -97,6 +98,38 @@ class Prefixes:
         if len(adoption.remapped):
             self._pools.draft.remap(adoption.remapped)
         self._pools.deferred.free_pages(held, own[: len(adoption.replaced)])
+
+    # -- retaining ------------------------------------------------------------------------------------------------
+
+    def retain(self, req: Request, now: float) -> tuple[Retained | None, str]:
+        """Keep the prefixes that a request wishes to be kept, as far as the cache has them. Return the longest, and why
+        that is not all: "" if it is."""
+        found, why = None, ""
+        most = req.num_prompt - self.at_ends  # no state is kept behind the last token of a prompt
+        for wish in req.wishes:
+            num_tokens = min(wish.num_tokens, most) // self._page_size * self._page_size
+            match = self._cache.index.match(req.key(num_tokens), req.cache_namespace)
+            why = match.reason if not num_tokens or match.num_tokens < num_tokens else ""
+            if match.num_tokens:
+                kept = self._cache.retain(match, req.tenant, wish.ttl_s, now)
+                found, why = (kept, why) if isinstance(kept, Retained) else (found, kept)
+        return found, why
+
+    def retained(self, req: Request, now: float) -> tuple[int, float, str]:
+        """Keep what an ending request wishes to be kept, if its prompt was computed. Return the length in tokens of its
+        longest kept prefix, the seconds for which it is kept, and why that is not all: "" if it is."""
+        retention = self._cache.retention
+        found, why = None, str(NotKept.NOT_ASKED)
+        if req.wishes and not self._reuse:
+            why = MissReason.DISABLED
+        elif req.wishes and req.num_output:
+            found, why = self.retain(req, now)
+        elif req.wishes:
+            why = NotKept.UNFINISHED
+        elif retention.nodes:
+            match = self._cache.index.match(req.key(req.num_prompt), req.cache_namespace)
+            found = retention.of(match.node)
+        return (len(found.pages) * self._page_size, found.until - now, why) if found else (0, 0.0, why)
 
     def next_adoptable_end(self, held: Allocation, stop: int) -> int | None:
         """Return the first length, `stop` or more, up to which the cache will adopt what the request computes."""

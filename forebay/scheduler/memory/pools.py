@@ -43,6 +43,7 @@ class Pools:
             policy=config.radix_eviction_policy,
             kinds=self.kinds,
             weights=config.tenants,
+            most_retained=config.pinned_cache_fraction,
         )
         self.table = RowTable(self.rows.slots.num_rows, config.page_size)
         self.steps = Steps()
@@ -174,6 +175,7 @@ class Pools:
         """The counters of the pools and of the prefix cache."""
         counted: dict[str, float] = {
             "evicted_pages": self.cache.num_evicted_pages,
+            "prefixes_given_up": self.cache.retention.num_given_up,
             "ledger_violations": sum(slots.num_violations for slots, _ in self.all),
         }
         for kind in self.kinds.counting:

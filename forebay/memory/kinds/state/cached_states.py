@@ -12,14 +12,23 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
-from forebay.memory.kinds.kind import AttachedKind, CachedPart, CheckedKind, Kept, ResumedKind, TieredKind
+from forebay.memory.kinds.kind import (
+    AttachedKind,
+    CachedPart,
+    CheckedKind,
+    Kept,
+    ResumedKind,
+    RetainedKind,
+    TieredKind,
+)
 from forebay.memory.kinds.state.hybrid_rows import STATE, MambaPool
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Node, Pin
 from forebay.memory.slots import CACHE, NO_SLOT, Holder, Ids, as_ids
 
-_SHADOWED, _END, _BRANCH = range(3)
-_Ranks = tuple[OrderedDict[Node, None], OrderedDict[Node, None], OrderedDict[Node, None]]
+_SHADOWED, _END, _BRANCH, _RETAINED = range(4)
+_Rank = OrderedDict[Node, None]
+_Ranks = tuple[_Rank, _Rank, _Rank, _Rank]
 
 
 class _Cached:
@@ -45,7 +54,10 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
         self.slots = self.pool = pool
         self._at: dict[Node, _Cached] = {}
         self._below: dict[Node, int] = {}  # states at or below a node, of those that have any
-        self._ranks: defaultdict[str, _Ranks] = defaultdict(lambda: (OrderedDict(), OrderedDict(), OrderedDict()))
+        self._ranks: defaultdict[str, _Ranks] = defaultdict(
+            lambda: (OrderedDict(), OrderedDict(), OrderedDict(), OrderedDict())
+        )
+        self.retained: set[Node] = set()  # ends of retained prefixes, whose states are evicted last
         self.num_evicted = 0
         self.num_dead_pages = 0
 
@@ -103,11 +115,18 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
         return int(node in self._at)
 
     def evict(self, num_slots: int) -> int:
-        """The useless first. Their KV stays until its pages are wanted: it goes before any that can be resumed."""
+        """The useless first. Their KV stays until its pages are wanted: it goes before any that can be resumed. If only
+        retained states are left, their retention ends, one prefix after another."""
         nodes, victims = list[Node](), self._victims()
-        while len(nodes) < num_slots and (node := next(victims, None)):
-            self._drop(node)
-            nodes.append(node)
+        while len(nodes) < num_slots:
+            node = next(victims, None)
+            if node is not None:
+                self._drop(node)
+                nodes.append(node)
+            elif self.tree.retention.give_up(lambda end, _: self._at[end].locks == 0):
+                victims = self._victims()
+            else:
+                break
         self.num_evicted += len(nodes)
         if nodes:
             self.tree.lost(nodes)
@@ -120,7 +139,8 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
                 yield node
 
     def _next_of(self, tenant: str) -> Node | None:
-        shadowed, ends, branches = order = self._ranks[tenant]
+        shadowed, ends, branches, _ = self._ranks[tenant]
+        order = shadowed, ends, branches
         if 2 * len(branches) > self.shares.held[tenant]:
             order = shadowed, branches, ends
         return next((node for rank in order for node in rank if self._at[node].locks == 0), None)
@@ -161,6 +181,7 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
         self._at.clear()
         self._below.clear()
         self._ranks.clear()
+        self.retained.clear()
         self.shares.clear()
         self.num_cached = self.num_locked = self.num_dead_pages = 0
 
@@ -174,7 +195,7 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
 
     def _place(self, node: Node) -> None:
         cached = self._at[node]
-        cached.rank = _BRANCH if len(node.children) > 1 else _END
+        cached.rank = _RETAINED if node in self.retained else _BRANCH if len(node.children) > 1 else _END
         self._ranks[cached.tenant][cached.rank][node] = None
 
     def _shadow(self, node: Node) -> None:
@@ -183,10 +204,11 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
         while step is not None and len(step.children) == 1:
             cached = self._at.get(step)
             if cached is not None:
-                ranks = self._ranks[cached.tenant]
-                del ranks[cached.rank][step]
-                cached.rank = _SHADOWED
-                ranks[_SHADOWED][step] = None
+                if step not in self.retained:
+                    ranks = self._ranks[cached.tenant]
+                    del ranks[cached.rank][step]
+                    cached.rank = _SHADOWED
+                    ranks[_SHADOWED][step] = None
                 return
             step = step.parent
 
@@ -226,6 +248,29 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
         assert held == self.shares.held, f"tenants have {held} states; booked {self.shares.held}"
         victims = sum(len(rank) for ranks in self._ranks.values() for rank in ranks)
         assert states == victims == len(self._at), "a node that is gone is still a victim"
+
+
+class RetainedStates(RetainedKind):
+    """The states at the ends of retained prefixes."""
+
+    name: ClassVar[str] = STATE
+
+    def __init__(self, cached: CachedStates) -> None:
+        self._states, self.slots = cached, cached.slots
+
+    def num_retained(self, pages: Ids) -> int:
+        return 1
+
+    def retain(self, node: Node, pages: Ids) -> None:
+        self._states.retained.add(node)
+        self._states.touch(node, len(pages))
+
+    def end_retention(self, node: Node, pages: Ids) -> None:
+        self._states.retained.remove(node)
+        self._states.touch(node, len(pages))
+
+    def is_retained(self, node: Node, pages: Ids) -> bool:
+        return node in self._states.retained and self._states.num_kept(node) == 1
 
 
 class StateTier(TieredKind):

@@ -17,6 +17,7 @@ from forebay.memory.kinds.kind import (
     Kept,
     ReplacedKind,
     ResumedKind,
+    RetainedKind,
     TieredKind,
 )
 from forebay.memory.miss_reason import MissReason
@@ -29,7 +30,8 @@ WINDOW: Final = "window"
 class WindowMap:
     """`num_window_pages` window pages for the `num_pages` full pages.
 
-    `full_to_window[page]` is 0 if a page has none. `locks[page]` counts the requests that read a cached page's window.
+    `full_to_window[page]` is 0 if a page has none. `locks[page]` counts the requests that read a cached page's window,
+    and `retained[page]` the retained prefixes at whose end it is read.
     A window page that was copied from elsewhere may lack its first tokens: `begins[page]` is their number, and a
     request that would read them cannot resume there. Columns are int32 `[num_pages + 1]`; page 0 is the padding page.
     """
@@ -41,12 +43,17 @@ class WindowMap:
         self.page_size, self.window = page_size, window
         self.full_to_window: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
         self.locks: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
+        self.retained: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
         self.begins: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
         self.num_locked = 0
 
     def first_needed(self, kv_len: int) -> int:
         """Return the index of the first page that the query at position `kv_len` reads, or any query after it."""
         return max(0, kv_len - self.window + 1) // self.page_size
+
+    def last_read(self, pages: Ids) -> Ids:
+        """Return the pages of a prefix whose windows are read by a request that resumes at its end."""
+        return pages[self.first_needed(len(pages) * self.page_size) :]
 
     def is_there(self, pages: Ids) -> npt.NDArray[np.bool_]:
         """Return for each page whether it has a window page."""
@@ -77,11 +84,16 @@ class WindowMap:
         assert (counts >= 0).all(), f"windows of pages {pages} were unlocked more often than locked"
         self.num_locked -= int(np.count_nonzero(counts == 0))
 
+    def has_unlocked(self, pages: Ids) -> bool:
+        """Return whether some of the windows at the end of a prefix are read by no request."""
+        return bool((self.locks[self.last_read(pages)] == 0).any())
+
     def clear(self) -> None:
         """Free every window page, and forget all locks."""
         self.slots.clear()
         self.full_to_window[:] = NO_SLOT
         self.locks[:] = 0
+        self.retained[:] = 0
         self.num_locked = 0
 
 
@@ -115,28 +127,31 @@ class CachedWindows(CachedPart, AttachedKind, ResumedKind, ReplacedKind, Checked
         return 0
 
     def lock(self, node: Node, pages: Ids) -> None:
-        self.map.lock(self._last(pages))
+        self.map.lock(self.map.last_read(pages))
 
     def unlock(self, node: Node, pages: Ids) -> None:
-        self.map.unlock(self._last(pages))
-
-    def _last(self, pages: Ids) -> Ids:
-        """Return the pages of a prefix whose windows are read by a request that resumes at its end."""
-        return pages[self.map.first_needed(len(pages) * self.map.page_size) :]
+        self.map.unlock(self.map.last_read(pages))
 
     def num_kept(self, node: Node) -> int:
         return int(np.count_nonzero(self.map.is_there(node.pages)))
 
     def evict(self, num_slots: int) -> int:
-        """Evict pages, first those of the tenant that holds the most for its weight (C32)."""
-        missing = num_slots
+        """Evict pages, first those of the tenant that holds the most for its weight (C32). If only retained ones are
+        left, their retention ends, one prefix after another."""
+        missing = num_slots - self._evict_unretained(num_slots)
+        while missing > 0 and self.tree.retention.give_up(lambda _, pages: self.map.has_unlocked(pages)):
+            missing -= self._evict_unretained(missing)
+        if missing < num_slots:
+            self.tree.lost(())
+        return num_slots - missing
+
+    def _evict_unretained(self, most: int) -> int:
+        missing = most
         for tenant, rest in self.shares.turns() if missing > 0 else ():
             missing -= self._evict_of(tenant, rest, missing)
             if missing <= 0:
                 break
-        if missing < num_slots:
-            self.tree.lost(())
-        return num_slots - missing
+        return most - missing
 
     def _evict_of(self, tenant: str, rest: int, most: int) -> int:
         """Free up to `most` windows of a tenant, node by node until it has no more than `rest`, and return their
@@ -158,8 +173,9 @@ class CachedWindows(CachedPart, AttachedKind, ResumedKind, ReplacedKind, Checked
         return count
 
     def evict_from(self, pages: Ids, most: int) -> int:
-        """Free up to `most` unlocked windows of cached pages, the first ones; how many."""
-        ids = self.map.detach(pages[self.map.is_there(pages) & (self.map.locks[pages] == 0)][:most])
+        """Free up to `most` windows of cached pages that are not locked or retained, the first ones; how many."""
+        spare = (self.map.locks[pages] == 0) & (self.map.retained[pages] == 0)
+        ids = self.map.detach(pages[self.map.is_there(pages) & spare][:most])
         self.num_cached -= len(ids)
         self.slots.return_ids(ids, CACHE)
         return len(ids)
@@ -234,6 +250,28 @@ class CachedWindows(CachedPart, AttachedKind, ResumedKind, ReplacedKind, Checked
         for node in nodes:
             held[node.tenant] += self.num_kept(node)
         assert held == self.shares.held, f"tenants have {held} windows; booked {self.shares.held}"
+
+
+class RetainedWindows(RetainedKind):
+    """The windows at the ends of retained prefixes."""
+
+    name: ClassVar[str] = WINDOW
+
+    def __init__(self, window_map: WindowMap) -> None:
+        self._map, self.slots = window_map, window_map.slots
+
+    def num_retained(self, pages: Ids) -> int:
+        return len(self._map.last_read(pages))
+
+    def retain(self, node: Node, pages: Ids) -> None:
+        self._map.retained[self._map.last_read(pages)] += 1
+
+    def end_retention(self, node: Node, pages: Ids) -> None:
+        self._map.retained[self._map.last_read(pages)] -= 1
+
+    def is_retained(self, node: Node, pages: Ids) -> bool:
+        last = self._map.last_read(pages)
+        return bool((self._map.is_there(last) & (self._map.retained[last] > 0)).all())
 
 
 class WindowTier(TieredKind):

@@ -1,0 +1,104 @@
+"""Rules of prefixes that clients want kept."""
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant
+
+_RETENTION: Final = "memory/retention.py"
+_POOLS: Final = "memory/test_retention.py::"
+_SCHEDULER: Final = "scheduler/test_retention.py::"
+
+RETENTION = (
+    Mutant(
+        "C8 retention ends at its time",
+        "scheduler/scheduler.py",
+        "            self.pools.cache.retention.expire(now)\n",
+        "            pass\n",
+        _SCHEDULER + "test_prefix_whose_time_is_over_is_evicted_as_any",
+    ),
+    Mutant(
+        "C8 retention ends at a flush",
+        "memory/radix_cache.py",
+        "        self.retention.end_all()\n",
+        "",
+        _POOLS + "test_flush_ends_every_retention",
+    ),
+    Mutant(
+        "C8 C27 retained pages are evicted for a request that needs them",
+        "memory/radix_cache.py",
+        "            if not retention.give_up(_is_unlocked):\n                return\n",
+        "            return\n",
+        _SCHEDULER + "test_c8_kept_prefixes_refuse_no_request",
+    ),
+    Mutant(
+        "C8 C27 retained states are evicted for a request that needs them",
+        "memory/kinds/state/cached_states.py",
+        "            elif self.tree.retention.give_up(lambda end, _: self._at[end].locks == 0):\n"
+        "                victims = self._victims()\n",
+        "",
+        _SCHEDULER + "test_c8_kept_states_refuse_no_request",
+    ),
+    Mutant(
+        "C8 C32 no tenant retains more than its part of each pool",
+        _RETENTION,
+        "<= self.limit(tenant, pool) for pool, count in needed.items())",
+        "<= self._slots[pool].capacity for pool, count in needed.items())",
+        _POOLS + "test_retention_takes_no_more_than_its_part_of_a_pool",
+    ),
+    Mutant(
+        "C32 the tenants' parts are by weight",
+        _RETENTION,
+        "self._tenants.get(tenant, 1) / sum(self._tenants.values())",
+        "1.0",
+        _POOLS + "test_c32_tenant_retains_its_share_by_weight",
+    ),
+    Mutant(
+        "C18 a retained prefix keeps its state",
+        "memory/kinds/state/cached_states.py",
+        "_RETAINED if node in self.retained else _BRANCH if",
+        "_BRANCH if",
+        _POOLS + "test_retained_prefix_keeps_what_a_request_needs_to_resume",
+    ),
+    Mutant(
+        "C18 a retained state stays although a later one shadows it",
+        "memory/kinds/state/cached_states.py",
+        "                if step not in self.retained:\n",
+        "                if True:\n",
+        _POOLS + "test_retained_state_stays_although_a_later_one_shadows_it",
+    ),
+    Mutant(
+        "C18 a retained prefix keeps its window",
+        "memory/kinds/window/cached_windows.py",
+        "(self.map.locks[pages] == 0) & (self.map.retained[pages] == 0)",
+        "self.map.locks[pages] == 0",
+        _POOLS + "test_retained_prefix_keeps_what_a_request_needs_to_resume",
+    ),
+    Mutant(
+        "C8 both parts of a retained edge are retained",
+        "memory/radix_cache.py",
+        "            self.retention.split(upper, node)\n",
+        "            pass\n",
+        _POOLS + "test_retention_survives_splits_and_longer_prompts",
+    ),
+    Mutant(
+        "C8 a prefix that loses its leaf loses its retention",
+        "memory/radix_cache.py",
+        "            self.retention.removed(node)\n",
+        "            pass\n",
+        _POOLS + "test_retained_leaf_that_is_discarded_leaves_no_retention",
+    ),
+    Mutant(
+        "C20 a hit extends the retention of what it uses",
+        "memory/radix_cache.py",
+        "            self.retention.use(node, at)\n",
+        "            pass\n",
+        _POOLS + "test_hit_extends_the_retention_by_its_own_time",
+    ),
+    Mutant(
+        "C8 a prompt that was not computed is not retained",
+        "scheduler/memory/allocator.py",
+        "        elif req.wishes and req.num_output:\n",
+        "        elif req.wishes:\n",
+        _SCHEDULER + "test_prompt_that_was_not_computed_is_not_kept",
+    ),
+)
