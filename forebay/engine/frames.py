@@ -13,7 +13,7 @@ import msgspec
 
 from forebay.config.engine_config import EngineConfig
 from forebay.memory.radix_node import OPERATOR, Branch
-from forebay.memory.retention import Wish
+from forebay.memory.retention import RetentionRequest
 from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
@@ -37,10 +37,9 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defa
     salt); requests of one namespace share prefixes. `author` names the session of this prompt: details of other cached
     prompts are reported only for prompts of the same author, or of all to the operator (""). `tenant`, a name in the
     scheduler's `tenants` or "", names the tenant that is charged. `resume_points` are lengths of the prompt from which
-    later requests are likely to continue, `wishes` prefixes of it to keep, the shortest first. `rendezvous`, in a role,
-    is the address of the request's other half.
-    `adapter` names the adapter of the request, "" for none; with an `adapter_number` it must be that load. `pictures`
-    are those of the prompt, in its order."""
+    later requests are likely to continue, `retentions` ask for prefixes of it, the shortest first. `rendezvous`, in a
+    role, is the address of the request's other half. `adapter` names the adapter of the request, "" for none; with an
+    `adapter_number` it must be that load. `pictures` are those of the prompt, in its order."""
 
     request_id: int
     prompt_token_ids: list[int]
@@ -50,7 +49,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defa
     author: str = OPERATOR
     tenant: str = ""
     resume_points: list[int] = []
-    wishes: list[Wish] = []
+    retentions: list[RetentionRequest] = []
     rendezvous: Rendezvous | None = None
     adapter: str = ""
     adapter_number: int = 0

@@ -27,12 +27,11 @@ class NotKept(StrEnum):
 
     NOT_ASKED = "not_requested"
     OVER_LIMIT = "over_limit"  # of the pool's part that its tenant may retain
-    EVICTED = "evicted"  # memory was wanted, and everything else had been evicted
     UNFINISHED = "not_computed"  # the request ended before its prompt was computed
 
 
-class Wish(NamedTuple):
-    """The first `num_tokens` of a prompt, which its client wants retained for `ttl_s` seconds from each use."""
+class RetentionRequest(NamedTuple):
+    """A client's request to retain the first `num_tokens` of its prompt for `ttl_s` seconds after each use."""
 
     num_tokens: int
     ttl_s: float

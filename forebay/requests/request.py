@@ -11,13 +11,13 @@ from enum import Enum
 from forebay.memory.adapters import AdapterLoad
 from forebay.memory.holding import Allocation
 from forebay.memory.radix_node import OPERATOR
-from forebay.memory.retention import Wish
+from forebay.memory.retention import RetentionRequest
 from forebay.requests.account import Account
 from forebay.requests.pictures import PromptPictures
 from forebay.requests.sampling_params import PoolingKind, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Rendezvous
-from forebay.requests.updates import CacheReport
+from forebay.requests.updates import CacheReport, MemoryReport
 
 
 class Status(Enum):
@@ -60,7 +60,7 @@ class Request:
     arrival: float = 0.0
     eos_token_ids: InitVar[Sequence[int]] = ()
     resume_points: Sequence[int] = ()  # lengths of the prompt from which others are likely to go on
-    wishes: Sequence[Wish] = ()  # prefixes of the prompt to retain, the shortest first
+    retentions: Sequence[RetentionRequest] = ()  # prefixes of the prompt to retain, the shortest first
     rendezvous: Rendezvous | None = None  # with its other half, where prompts are computed by other engines
     adapter: AdapterLoad | None = None  # the LoRA adapter to apply
     pictures: PromptPictures | None = None  # given by the scheduler, whose engine knows them
@@ -86,6 +86,7 @@ class Request:
     resume_after: int = 0  # after a retraction: the last step that still computes for it
     last_progress: float = 0.0
     cache_report: CacheReport | None = None  # of the first admission; sent with the first token
+    kept: MemoryReport | None = None  # once its prompt was computed, if it has retentions; sent with the first token
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     loaded: dict[str, int] = field(default_factory=dict)  # tokens that were copied for it, by tier of the prefix cache
     load_failed: bool = False  # a tier had more of its prefix, which was not copied

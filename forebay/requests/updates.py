@@ -108,4 +108,6 @@ class Update(msgspec.Struct, array_like=True, gc=False):
     num_partly_accepted: int = 0  # with the last: its drafts of which a token was accepted and a later one rejected
     restarted: bool = False  # the weights have changed: the tokens told so far count for nothing, others follow
     vector: bytes = b""
-    memory: MemoryReport | None = None  # with the last, where there is something to tell
+    memory: MemoryReport | None = (
+        None  # with the last, where there is something to tell; of what is kept with the first
+    )

@@ -8,7 +8,6 @@ from itertools import compress, islice
 import numpy as np
 
 from forebay.base.errors import ForebayError, NumericalError
-from forebay.memory.retention import NotKept
 from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepResult, TokenLogprob
 from forebay.requests.updates import Failure, FinishReason, MemoryReport, Update
@@ -86,7 +85,7 @@ class OutputProcessor:
         requested = list(filter(None, logprobs[:num_taken])) if logprobs else []
         update = Update(req.id, tokens, logprobs=requested or None)
         if num_known == req.num_prompt:
-            update.cache, update.weight_version = req.cache_report, req.weight_version
+            update.cache, update.memory, update.weight_version = req.cache_report, req.kept, req.weight_version
             if req.params.prompt_logprobs >= 0:
                 entries = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
                 update.prompt_logprobs = without_pictures(self.pools, req, entries)
@@ -177,19 +176,12 @@ class OutputProcessor:
         else:
             self.memory.allocator.release(req, None if failed else held.kv_committed)
             checkpoints = self.memory.prefixes.checkpoints(held.pin)
-        kept_tokens, kept_s, not_kept = self._retain(req)
-        if not (req.num_retractions or checkpoints or kept_tokens or req.wishes):
+        kept = self.memory.prefixes.retain_at_end(req, self.queues.now)
+        if req.retentions:
+            self.counters["prefixes_not_kept" if kept[-1] else "prefixes_kept"] += 1
+        if not (req.num_retractions or checkpoints or kept[0] or req.retentions):
             return None
-        return MemoryReport(req.num_retractions, req.num_recomputed, checkpoints, kept_tokens, kept_s, not_kept)
-
-    def _retain(self, req: Request) -> tuple[int, float, str]:
-        """Keep what a request that ends wishes to be kept; see `Prefixes.retained`."""
-        if not (req.wishes or self.pools.cache.retention.nodes):
-            return 0, 0.0, NotKept.NOT_ASKED
-        found = self.memory.prefixes.retained(req, self.queues.now)
-        if req.wishes:
-            self.counters["prefixes_kept" if found[0] and not found[2] else "prefixes_not_kept"] += 1
-        return found
+        return MemoryReport(req.num_retractions, req.num_recomputed, checkpoints, *kept)
 
 
 def by_request(flight: Flight, result: StepResult) -> list[Sampled]:

@@ -20,7 +20,7 @@ from forebay.memory.slots import Ids
 from forebay.requests.pictures import Picture
 from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepPlan, StepResult
-from forebay.requests.updates import Failure, FinishReason, Update
+from forebay.requests.updates import Failure, FinishReason, MemoryReport, Update
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
 from forebay.scheduler.audit import audit
 from forebay.scheduler.encoding import attach_pictures, release_pictures
@@ -271,8 +271,8 @@ class Scheduler:
             req.last_progress = now
             self.counters["computed_prompt_tokens"] += stop - start
             self.memory.prefixes.adopt(req, stop)
-            if req.wishes and stop >= req.num_prompt:
-                self.memory.prefixes.retain(req, now)
+            if req.retentions and stop >= req.num_prompt:
+                req.kept = MemoryReport(0, 0, [], *self.memory.prefixes.retain(req, now))
             if req.rendezvous:
                 self.handoff.computed(req)
 

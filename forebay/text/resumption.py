@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from forebay.base.errors import InvalidRequest
@@ -34,38 +35,61 @@ class Breakpoint(NamedTuple):
 
 class ChatPrompt(NamedTuple):
     """The tokens of a conversation, and the numbers of them behind which later requests are likely to continue,
-    ascending."""
+    ascending. `marks` are those at the client's breakpoints, in their order: 0 for one that was not found."""
 
     token_ids: list[int]
     resume_points: list[int]
+    marks: list[int]
 
 
-def places(text: str, messages: Sequence[Message], breakpoints: Sequence[Breakpoint], render: Render) -> list[int]:
-    """Return numbers of characters of `text`, the rendering of all of `messages`; ascending, each once.
+class Places(NamedTuple):
+    """Numbers of characters of a conversation: `points` ascending, each once, and `marks` by breakpoint, 0 for one that
+    was not found."""
+
+    points: list[int]
+    marks: list[int]
+
+
+def places(
+    text: str,
+    messages: Sequence[Message],
+    breakpoints: Sequence[Breakpoint],
+    render: Render,
+    *,
+    marks_alone: bool = False,
+) -> Places:
+    """Return the places in `text`, the rendering of all of `messages`, behind which later requests may continue.
 
     `render` renders without a generation prompt. A variation that the template refuses gives no position. The number of
     renderings and their total size are bounded, so a very long conversation has only the first of these positions: the
-    breakpoints, the end of the text before the user's first message (tools, system prompt), the last messages.
+    breakpoints, the end of the text before the user's first message (tools, system prompt), the last messages. With
+    `marks_alone` only the breakpoints are looked for.
     """
-    found = set()
+    found = list[int]()
     affordable = MAX_RENDERED_CHARS // max(1, len(text))
-    for number, variation in enumerate(_variations(messages, breakpoints)):
-        if number >= affordable:
-            break
+    breakpoints = breakpoints[-MAX_BREAKPOINTS:]
+    variations = chain(_at(messages, breakpoints), () if marks_alone else _likely(messages))
+    for variation in islice(variations, affordable):
         try:
-            found.add(_common_chars(text, render(variation)))
+            found.append(_common_chars(text, render(variation)))
         except InvalidRequest:
-            continue
-    return sorted(found - {0, len(text)})
+            found.append(0)
+    marks = found[: len(breakpoints)]
+    return Places(sorted({*found} - {0, len(text)}), marks + [0] * (len(breakpoints) - len(marks)))
 
 
-def _variations(messages: Sequence[Message], breakpoints: Sequence[Breakpoint]) -> Iterator[list[Message]]:
-    for message, num_chars in breakpoints[-MAX_BREAKPOINTS:]:
+def _at(messages: Sequence[Message], breakpoints: Sequence[Breakpoint]) -> Iterator[list[Message]]:
+    """Yield a variation for each breakpoint."""
+    for message, num_chars in breakpoints:
         content = messages[message]["content"] or ""
         if num_chars >= num_chars_of(content):
             yield list(messages[: message + 1])
         else:
             yield [*messages[:message], _otherwise(messages[message], _beginning(content, num_chars))]
+
+
+def _likely(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """Yield variations at which most clients continue."""
     first = next((i for i, message in enumerate(messages) if message.get("role") == "user"), None)
     if first is not None:
         yield [*messages[:first], _otherwise(messages[first], "")]

@@ -62,8 +62,8 @@ RETENTION = (
     Mutant(
         "C18 a retained state stays although a later one shadows it",
         "memory/kinds/state/cached_states.py",
-        "                if step not in self.retained:\n",
-        "                if True:\n",
+        "            if step in self.retained:\n                return\n",
+        "",
         _POOLS + "test_retained_state_stays_although_a_later_one_shadows_it",
     ),
     Mutant(
@@ -97,8 +97,8 @@ RETENTION = (
     Mutant(
         "C8 a prompt that was not computed is not retained",
         "scheduler/memory/allocator.py",
-        "        elif req.wishes and req.num_output:\n",
-        "        elif req.wishes:\n",
+        "            return self.retain(req, now) if req.num_output else (0, 0.0, NotKept.UNFINISHED)\n",
+        "            return self.retain(req, now)\n",
         _SCHEDULER + "test_prompt_that_was_not_computed_is_not_kept",
     ),
 )

@@ -13,6 +13,7 @@ from forebay.engine.frames import AddRequest, GetTree, State, TreePart
 from forebay.engine.loop.surveys import Surveys
 from forebay.engine.stream import Mailbox, Stream
 from forebay.memory.radix_node import OPERATOR
+from forebay.memory.retention import RetentionRequest
 from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
@@ -48,6 +49,7 @@ class CachingEngine:
         author: str = OPERATOR,
         tenant: str = "",
         resume_points: Sequence[int] = (),
+        retentions: Sequence[RetentionRequest] = (),
         rendezvous: Rendezvous | None = None,
         adapter: str = "",
         adapter_number: int = 0,
@@ -62,6 +64,7 @@ class CachingEngine:
             author=author,
             tenant=tenant,
             resume_points=list(resume_points),
+            retentions=list(retentions),
             adapter=adapter,
             pictures=tuple(pictures),
         )

@@ -15,6 +15,7 @@ from forebay.base.room import Room
 from forebay.engine.frames import Beat, Checked, LoadedAdapter, Ready, State, TreePart, Updates
 from forebay.engine.stream import Receiver
 from forebay.memory.radix_node import OPERATOR, Branch
+from forebay.memory.retention import RetentionRequest
 from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
@@ -155,6 +156,7 @@ class FakeEngine:
         self.namespaces: list[str] = []
         self.authors: list[str] = []
         self.resume_points: list[list[int]] = []
+        self.retentions: list[list[RetentionRequest]] = []  # of requests that have some
         self.rendezvous: list[Rendezvous | None] = []
         self.pictures: list[tuple[Picture, ...]] = []
         self.counters = {"steps_total": 1.0}
@@ -199,6 +201,7 @@ class FakeEngine:
         author: str = OPERATOR,
         tenant: str = "",
         resume_points: Sequence[int] = (),
+        retentions: Sequence[RetentionRequest] = (),
         rendezvous: Rendezvous | None = None,
         adapter: str = "",
         adapter_number: int = 0,
@@ -214,6 +217,7 @@ class FakeEngine:
         self.namespaces.append(namespace)
         self.authors.append(author)
         self.resume_points.append(list(resume_points))
+        self.retentions += [list(retentions)] if retentions else []
         self.rendezvous.append(rendezvous)
         self.pictures.append(tuple(pictures))
         self.peak = max(self.peak, len(self.running))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+from forebay.memory.retention import NotKept
 from forebay.requests.updates import CacheReport, MemoryReport, MissReason
 from forebay.scheduler.state import PoolState
 from tests.server.conftest import Running
@@ -45,7 +46,30 @@ def test_usage_says_what_was_found_by_kind_and_why_not_more(launch: Launch) -> N
         "tiers": {"device": 32},
         "recomputed_tokens": 0,
         "checkpoints": [],
+        "kept_tokens": 0,
+        "kept_until": None,
+        "not_kept": "not_requested",
     }
+
+
+@pytest.mark.parametrize(
+    ("report", "seconds", "why"),
+    [
+        (MemoryReport(kept_tokens=32, kept_s=300.0, not_kept=""), 300, None),
+        (MemoryReport(kept_tokens=32, kept_s=300.0, not_kept=NotKept.OVER_LIMIT), 300, "over_limit"),
+        (MemoryReport(not_kept=MissReason.STATE_MISSING), None, "kv_present_state_missing"),
+    ],
+)
+def test_usage_says_until_when_a_prefix_is_kept_or_why_not(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, report: MemoryReport, seconds: int | None, why: str | None
+) -> None:
+    """C20."""
+    monkeypatch.setattr("forebay.server.api.core.generation.time.time", lambda: 1e9)
+    server = launch()
+    server.engine.memory = report
+    found = cached(server, CacheReport(16, MissReason.NOT_CACHED, 16), prompt="hello")
+    until = None if seconds is None else 10**9 + seconds
+    assert (found["kept_tokens"], found["kept_until"], found["not_kept"]) == (report.kept_tokens, until, why)
 
 
 def test_usage_says_what_was_computed_again_and_from_where_others_can_go_on(launch: Launch) -> None:
@@ -189,6 +213,59 @@ def test_cache_control_of_a_fifth_block_is_refused(launch: Launch, path: str, ne
     error = five.json()["error"]
     assert error["param"] == "messages.cache_control"
     assert "5 blocks have cache_control; at most 4 may" in error["message"]
+
+
+MARKED: Final = [
+    {"role": "system", "content": "You are brief.", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+    {"role": "user", "content": [{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]},
+]
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_marked_prefixes_are_kept_as_long_as_each_mark_says(launch: Launch, hybrid: bool) -> None:
+    server = launch(lambda: FakeEngine(wants_resume_points=hybrid))
+    chat(server, messages=MARKED)
+    (retentions,), prompt = server.engine.retentions, server.engine.submitted[0].prompt
+    texts = [server.tokenizer.decode(prompt[: asked.num_tokens], skip_special_tokens=False) for asked in retentions]
+    assert [asked.ttl_s for asked in retentions] == [3600.0, 300.0]
+    assert texts[0].endswith("You are brief.<|im_end|>\n")
+    assert texts[1].endswith("user\nhello<|im_end|>\n")
+
+
+@pytest.mark.parametrize(("value", "ttl_s"), [("in_memory", 300.0), ("in-memory", 300.0), ("24h", 86400.0)])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
+        ("/v1/completions", {"prompt": "hello"}),
+        ("/v1/messages", {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}),
+        ("/v1/responses", {"input": "hello"}),
+    ],
+)
+def test_prompt_cache_retention_keeps_the_whole_prompt(
+    launch: Launch, path: str, body: dict[str, Any], value: str, ttl_s: float
+) -> None:
+    server = launch()
+    most = {"max_output_tokens" if path == "/v1/responses" else "max_tokens": 1}
+    with server.client() as http:
+        answer = http.post(path, json={**body, **most, "prompt_cache_retention": value})
+        refused = http.post(path, json={**body, **most, "prompt_cache_retention": "1y"})
+    assert (answer.status_code, "x-forebay-ignored" in answer.headers) == (200, False), answer.text
+    assert server.engine.retentions == [[(len(server.engine.submitted[0].prompt), ttl_s)]]
+    assert refused.status_code == 400
+    assert all(word in refused.text for word in ("prompt_cache_retention", "in_memory", "24h"))
+
+
+@pytest.mark.parametrize("ttl", ["2h", 300, ""])
+def test_ttl_that_is_not_offered_is_refused_with_those_that_are(launch: Launch, ttl: Any) -> None:
+    mark = {"type": "ephemeral", "ttl": ttl}
+    server = launch()
+    with server.client() as http:
+        body = {**CHAT, "messages": [{"role": "user", "content": "hello", "cache_control": mark}]}
+        answer = http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "ttl" in answer.json()["error"]["param"]
+    assert all(word in answer.json()["error"]["message"] for word in ("5m", "1h"))
 
 
 def test_cache_control_with_an_unknown_field_counts_and_the_field_is_named_as_ignored(launch: Launch) -> None:

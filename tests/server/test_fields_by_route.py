@@ -60,6 +60,7 @@ VALUES: dict[str, Any] = {
     "user": "u",
     "safety_identifier": "u",
     "prompt_cache_key": "u",
+    "prompt_cache_retention": "24h",
     "cache_salt": "u",
     "request_id": "u",
     "suffix": "u",

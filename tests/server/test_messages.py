@@ -50,10 +50,10 @@ class Model(Speaker):
         super().__init__(template)
         self.api = connect(self.server)
 
-    def ask(self, answer: str, messages: Any = ASK, **wishes: Any) -> Any:
+    def ask(self, answer: str, messages: Any = ASK, **retentions: Any) -> Any:
         """The message, whole and streamed, which are the same."""
         self.answer = answer
-        options: dict[str, Any] = {"model": "tiny", "max_tokens": 500, "messages": messages, **wishes}
+        options: dict[str, Any] = {"model": "tiny", "max_tokens": 500, "messages": messages, **retentions}
         whole = self.api.messages.create(**options)
         streamed = gathered(list(self.api.messages.create(**options, stream=True)))
         assert streamed == without_ids(whole.to_dict())
@@ -182,12 +182,12 @@ def test_thinking_is_a_block_with_a_signature_and_goes_back_to_the_template(mode
 
 def test_request_without_thinking_gets_none_if_the_template_can_switch_it_off(model: Callable[[str], Model]) -> None:
     one = model(QWEN3)
-    for wishes, told in (
+    for retentions, told in (
         ({}, True),
         ({"thinking": {"type": "disabled"}}, True),
         ({"thinking": {"type": "adaptive"}}, False),
     ):
-        one.ask("Yes.", **wishes)
+        one.ask("Yes.", **retentions)
         assert one.prompt().endswith("</think>\n\n") is told
         assert one.server.engine.submitted[-1].params.grammar is None
 
@@ -266,10 +266,32 @@ def test_each_token_of_the_prompt_is_counted_once(model: Callable[[str], Model])
         32,
         0,
     )
-    assert marked.cache_creation_input_tokens == counted // 16 * 16 - 32
+    created = counted // 16 * 16 - 32
+    assert marked.cache_creation_input_tokens == created
+    assert marked.cache_creation.model_dump() == {
+        "ephemeral_1h_input_tokens": 0,
+        "ephemeral_5m_input_tokens": created,
+    }
     assert marked.input_tokens == counted % 16
     assert (marked.output_tokens, plain.output_tokens) == (5, 5)
     assert plain.cache["miss_reason"] == "not_cached_yet"
+
+
+def test_tokens_left_in_the_cache_are_counted_by_duration(model: Callable[[str], Model]) -> None:
+    """Those in front of the last mark of an hour are the hour's."""
+    one = model(QWEN25)
+    hour, minutes = ({**MARK, "ttl": ttl} for ttl in ("1h", "5m"))
+    said = {"role": "user", "content": [{"type": "text", "text": "How is it? " * 9, "cache_control": minutes}]}
+    tools = [{**TOOLS[0], "cache_control": hour}]
+    usage = one.ask("Yes.", [said], system="Be brief.", tools=tools).usage
+    (long, short), prompt = one.server.engine.retentions[-1], one.server.engine.submitted[-1].prompt
+    assert (long.ttl_s, short.ttl_s) == (3600.0, 300.0)
+    head = one.server.tokenizer.decode(prompt[: long.num_tokens], skip_special_tokens=False)
+    assert head.endswith("<|im_start|>user\n")
+    found = usage.cache_creation
+    assert found.ephemeral_1h_input_tokens == long.num_tokens // 16 * 16 - usage.cache_read_input_tokens
+    total = found.ephemeral_1h_input_tokens + found.ephemeral_5m_input_tokens
+    assert total == usage.cache_creation_input_tokens > found.ephemeral_1h_input_tokens > 0
 
 
 def test_marks_are_places_to_go_on_from(launch: Callable[..., Running]) -> None:
@@ -295,7 +317,7 @@ def test_marks_of_calls_and_results_are_at_their_messages_ends() -> None:
     text = {"type": "text", "text": "Well"}
     messages = [*ASK, {"role": "assistant", "content": [text, call]}, {"role": "user", "content": [result, text]}]
     body = MessagesRequest.parse({"model": "m", "max_tokens": 1, "system": "s", "messages": messages})
-    assert body.chat.breakpoints == [(2, len("Well")), (3, len("sun"))]
+    assert body.chat.marks == [((2, len("Well")), 300.0), ((3, len("sun")), 300.0)]
     assert [message.role for message in body.chat.messages] == ["system", "user", "assistant", "tool", "user"]
 
 

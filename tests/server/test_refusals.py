@@ -125,9 +125,8 @@ def test_a_wrong_chat_is_told_what_is_wrong(change: dict[str, Any], code: str, p
 
 
 def test_what_cannot_change_an_answer_passes_and_is_told() -> None:
-    mark = {"type": "ephemeral", "ttl": "1h"}
-    data = {"messages": [{**HI, "cache_control": mark}], "cache_prompt": True, "store": None, "service_tier": "flex"}
-    assert ChatRequest.parse(data).passed_over == ("cache_prompt", "service_tier", "ttl")
+    data = {"messages": [HI], "cache_prompt": True, "store": None, "service_tier": "flex"}
+    assert ChatRequest.parse(data).passed_over == ("cache_prompt", "service_tier")
 
 
 @pytest.mark.parametrize(("asked", "wanted"), [({}, 16), ({"n_predict": 5}, 5), ({"n_predict": -1}, None)])

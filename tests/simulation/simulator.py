@@ -25,7 +25,7 @@ from forebay.engine.loop import core
 from forebay.engine.loop.core import EngineCore
 from forebay.memory import anchors, radix_cache
 from forebay.memory.adapters import AdapterLoad
-from forebay.memory.retention import Wish
+from forebay.memory.retention import RetentionRequest
 from forebay.requests import account
 from forebay.requests.pictures import Picture
 from forebay.requests.request import Request, RequestFault
@@ -54,7 +54,7 @@ from tests.simulation.workload import (
     Traffic,
     random_config,
     random_traffic,
-    wishes_of,
+    retentions_of,
     with_keeping,
     with_speculation,
     with_tenants,
@@ -65,7 +65,7 @@ from tests.simulation.workload import (
 CLOSE: Final = 4  # tokens between anchors
 FEW: Final = 3  # overtakings
 SHARED: Final = 6  # tokens of a prompt under way that are waited for
-WISHES: Final = ("id", "tokens", "priority", "namespace", "tenant", "arrival", "rendezvous", "wishes")
+WISHES: Final = ("id", "tokens", "priority", "namespace", "tenant", "arrival", "rendezvous", "retentions")
 EXPIRE_INTERVAL_S: Final = 0.03
 PLACES: Final = ("hear", "plan", "planned", "commit", "abort")  # of disturbances
 SchedulerFactory = Callable[[SchedulerConfig, Proposer | None], RetractingScheduler]
@@ -161,7 +161,7 @@ class Simulation:
             namespace=again[1] if again else rng.choice(self.traffic.namespaces),
             resume_points=self.conversations.resume_points(prompt),
             tenant=tenant,
-            wishes=wishes_of(self.keepings, prompt) if self.keepings.random() < self.traffic.keeping else [],
+            retentions=retentions_of(self.keepings, prompt) if self.keepings.random() < self.traffic.keeping else [],
         )
 
     def add(
@@ -174,7 +174,7 @@ class Simulation:
         resume_points: Sequence[int] = (),
         tenant: str = "",
         pictures: Sequence[Picture] = (),
-        wishes: Sequence[Wish] = (),
+        retentions: Sequence[RetentionRequest] = (),
     ) -> Tracked | None:
         """Submit a request; None if it was refused, which must be for the right reason."""
         self.num_added += 1
@@ -187,7 +187,7 @@ class Simulation:
             tenant=tenant,
             arrival=self.now,
             resume_points=resume_points,
-            wishes=list(wishes),
+            retentions=list(retentions),
             adapter=self._adapter(),
         )
         req.compute_with(self.scheduler.queues.weight_version)
@@ -231,7 +231,7 @@ class Simulation:
             namespace=req.namespace,
             tenant=req.tenant,
             resume_points=list(req.resume_points),
-            wishes=list(req.wishes),
+            retentions=list(req.retentions),
             rendezvous=req.rendezvous,
             adapter=req.adapter.name if req.adapter else "",
             pictures=tuple(pictures),

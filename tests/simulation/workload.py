@@ -21,7 +21,7 @@ from forebay.config.engine_config import (
 )
 from forebay.memory.kinds.state.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
-from forebay.memory.retention import Wish
+from forebay.memory.retention import RetentionRequest
 from forebay.requests.sampling_params import SamplingParams
 from tests.kinds_of import kind_config, num_states, num_window_pages, resized, window_of
 from tests.simulation.grammars import grammar_of
@@ -239,10 +239,10 @@ def with_keeping(rng: Random, config: SchedulerConfig, traffic: Traffic) -> tupl
     return config, replace(traffic, num_requests=30, sharing=rng.choice([0.8, 0.95]), keeping=rng.choice([0.3, 0.9]))
 
 
-def wishes_of(rng: Random, prompt: Sequence[int]) -> list[Wish]:
+def retentions_of(rng: Random, prompt: Sequence[int]) -> list[RetentionRequest]:
     """Return up to four prefixes of a prompt that its client wants kept, for as long as others take or for good."""
     ends = sorted(rng.randrange(1, len(prompt) + 3) for _ in range(rng.randint(1, 4)))
-    return [Wish(end, rng.choice([0.01, 0.1, 100.0])) for end in ends]
+    return [RetentionRequest(end, rng.choice([0.01, 0.1, 100.0])) for end in ends]
 
 
 def _lossy(rng: Random, capacity: int) -> Traffic:

@@ -89,10 +89,10 @@ def test_the_number_of_renderings_is_bounded_and_of_long_texts_there_are_fewer()
 
     talk = [{"role": "user", "content": "x"} for _ in range(100)]
     marks = [Breakpoint(i, 1) for i in range(100)]
-    assert places("x" * 100, talk, marks, render) == [*range(97, 100)]
+    assert places("x" * 100, talk, marks, render) == ([*range(97, 100)], [97, 98, 99, 100])
     assert len(calls) == MAX_BREAKPOINTS + 1 + MAX_LAST_MESSAGES
     calls.clear()
-    assert places("x" * (4 << 20), talk, marks, render) == [97]
+    assert places("x" * (4 << 20), talk, marks, render) == ([97], [97, 0, 0, 0])
     assert len(calls) == 1
 
 
@@ -100,7 +100,8 @@ def test_what_a_template_refuses_is_no_place() -> None:
     def render(messages: list[dict[str, Any]]) -> str:
         raise InvalidRequest("roles must alternate")
 
-    assert places("abc", TALK, [], render) == []
+    assert places("abc", TALK, [], render) == ([], [])
+    assert places("abc", TALK, [Breakpoint(0, 1)], render, marks_alone=True) == ([], [0])
 
 
 IMAGE: dict[str, str] = {"type": "image"}

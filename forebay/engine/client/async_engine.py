@@ -41,6 +41,7 @@ from forebay.engine.lifecycle.launch import EngineProcess, launch
 from forebay.engine.stream import Stream
 from forebay.formats.hub_names import find_adapter
 from forebay.memory.radix_node import OPERATOR
+from forebay.memory.retention import RetentionRequest
 from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
@@ -174,6 +175,7 @@ class AsyncEngine:
         author: str = OPERATOR,
         tenant: str = "",
         resume_points: Sequence[int] = (),
+        retentions: Sequence[RetentionRequest] = (),
         rendezvous: Rendezvous | None = None,
         adapter: str = "",
         adapter_number: int = 0,
@@ -198,6 +200,7 @@ class AsyncEngine:
             author=author,
             tenant=tenant,
             resume_points=list(resume_points),
+            retentions=list(retentions),
             rendezvous=rendezvous,
             adapter=adapter,
             adapter_number=adapter_number,

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, Protocol
 
 from forebay.base.errors import Unavailable
 from forebay.engine.client.scores import Scored, WaitingScores
+from forebay.memory.retention import NotKept, RetentionRequest
 from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import Grammar, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
@@ -33,12 +34,14 @@ class Reading(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """`text` is None if the client sent ids. Later requests are likely to continue from the first `resume_points`
-    tokens. `grammar` constrains the answers; None if the constraint of the whole request applies. Of the tokens,
-    `num_image_tokens` stand for images; `pictures` are these, until the engine has them."""
+    tokens, and the client asks for `retentions`. `grammar` constrains the answers; None if the constraint of the whole
+    request applies. Of the tokens, `num_image_tokens` stand for images; `pictures` are these, until the engine has
+    them."""
 
     token_ids: list[int]
     text: str | None = None
     resume_points: tuple[int, ...] = ()
+    retentions: tuple[RetentionRequest, ...] = ()
     reading: Reading | None = None
     grammar: Grammar | None = None
     pictures: tuple[Picture, ...] = ()
@@ -112,7 +115,7 @@ class Choice:
         self.stopped: str | None = None  # the stop string that ended it
         self.cache = CacheReport()
         self.speculation: SpeculationReport | None = None
-        self.memory = MemoryReport()
+        self.memory = MemoryReport(not_kept=NotKept.UNFINISHED if prompt.retentions else NotKept.NOT_ASKED)
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.weight_version = 0
         self._table = table

@@ -198,4 +198,4 @@ def chat_prompt(
     talk = list(adapted(talk, found.history).messages)
     if with_places:
         return tokenizer.encode_chat_prompt(talk, **variables)
-    return ChatPrompt(tokenizer.encode_chat(talk, **variables), [])
+    return ChatPrompt(tokenizer.encode_chat(talk, **variables), [], [])

@@ -196,7 +196,7 @@ class EngineCore:
                 tenant=wanted.tenant,
                 eos_token_ids=self.end_tokens.ids,
                 resume_points=wanted.resume_points,
-                wishes=wanted.wishes,
+                retentions=wanted.retentions,
                 rendezvous=self.exchange.with_nonce(wanted.rendezvous) if self.exchange else wanted.rendezvous,
                 adapter=self._adapter(wanted),
             )

@@ -101,34 +101,33 @@ class Prefixes:
 
     # -- retaining ------------------------------------------------------------------------------------------------
 
-    def retain(self, req: Request, now: float) -> tuple[Retained | None, str]:
-        """Keep the prefixes that a request wishes to be kept, as far as the cache has them. Return the longest, and why
-        that is not all: "" if it is."""
+    def retain(self, req: Request, now: float) -> tuple[int, float, str]:
+        """Retain the prefixes that a request asks for, as far as the cache has them. Return the length in tokens of the
+        longest, the seconds for which it is kept, and why that is not all: "" if it is."""
+        if not self._reuse:
+            return 0, 0.0, MissReason.DISABLED
         found, why = None, ""
         most = req.num_prompt - self.at_ends  # no state is kept behind the last token of a prompt
-        for wish in req.wishes:
-            num_tokens = min(wish.num_tokens, most) // self._page_size * self._page_size
+        for asked in req.retentions:
+            num_tokens = min(asked.num_tokens, most) // self._page_size * self._page_size
             match = self._cache.index.match(req.key(num_tokens), req.cache_namespace)
             why = match.reason if not num_tokens or match.num_tokens < num_tokens else ""
             if match.num_tokens:
-                kept = self._cache.retain(match, req.tenant, wish.ttl_s, now)
+                kept = self._cache.retain(match, req.tenant, asked.ttl_s, now)
                 found, why = (kept, why) if isinstance(kept, Retained) else (found, kept)
-        return found, why
+        return self._kept(found, now, why)
 
-    def retained(self, req: Request, now: float) -> tuple[int, float, str]:
-        """Keep what an ending request wishes to be kept, if its prompt was computed. Return the length in tokens of its
-        longest kept prefix, the seconds for which it is kept, and why that is not all: "" if it is."""
-        retention = self._cache.retention
-        found, why = None, str(NotKept.NOT_ASKED)
-        if req.wishes and not self._reuse:
-            why = MissReason.DISABLED
-        elif req.wishes and req.num_output:
-            found, why = self.retain(req, now)
-        elif req.wishes:
-            why = NotKept.UNFINISHED
-        elif retention.nodes:
-            match = self._cache.index.match(req.key(req.num_prompt), req.cache_namespace)
-            found = retention.of(match.node)
+    def retain_at_end(self, req: Request, now: float) -> tuple[int, float, str]:
+        """Retain the prefixes that an ending request asks for, if its prompt was computed. Return what `retain` does;
+        for a request that asks for none, the longest prefix of its prompt that another request has had retained."""
+        if req.retentions:
+            return self.retain(req, now) if req.num_output else (0, 0.0, NotKept.UNFINISHED)
+        if not self._cache.retention.nodes:
+            return 0, 0.0, NotKept.NOT_ASKED
+        match = self._cache.index.match(req.key(req.num_prompt), req.cache_namespace)
+        return self._kept(self._cache.retention.of(match.node), now, NotKept.NOT_ASKED)
+
+    def _kept(self, found: Retained | None, now: float, why: str) -> tuple[int, float, str]:
         return (len(found.pages) * self._page_size, found.until - now, why) if found else (0, 0.0, why)
 
     def next_adoptable_end(self, held: Allocation, stop: int) -> int | None:

@@ -49,12 +49,18 @@ def text_or_list(value: Any) -> str | None:
     return _TEXT if isinstance(value, str) else _LIST if isinstance(value, list) else None
 
 
-class CacheControl(History):
-    """A client's mark of a prefix: later requests will share it."""
+TTL_S: Final = {"5m": 300.0, "1h": 3600.0}  # by `ttl`; the first is the default
 
-    # What is cached stays until its memory is wanted: nobody can be promised an hour, and who asks for it is told so.
-    passed = frozenset({"ttl"})
+
+class CacheControl(History):
+    """A client's mark of a prefix that later requests will share, and how long it is kept after each use."""
+
     type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+    @property
+    def ttl_s(self) -> float:
+        return TTL_S[self.ttl or "5m"]
 
 
 class TextPart(History):
@@ -124,13 +130,14 @@ class ChatMessage(History):
     cache_control: CacheControl | None = None
 
     @property
-    def breakpoints(self) -> list[int]:
-        """Behind how many characters of the content the client set its marks."""
+    def marks(self) -> list[tuple[int, float]]:
+        """Behind how many characters of the content the client set its marks, and the seconds of each."""
         parts = [] if isinstance(self.content, str) else self.content or []
         ends = list(accumulate(part.num_chars for part in parts))
-        marks = [end for end, part in zip(ends, parts, strict=True) if part.cache_control is not None]
+        marked = zip(ends, parts, strict=True)
+        marks = [(end, part.cache_control.ttl_s) for end, part in marked if part.cache_control is not None]
         last = len(self.content or "") if not ends else ends[-1]
-        return [*marks, last] if self.cache_control is not None else marks
+        return [*marks, (last, self.cache_control.ttl_s)] if self.cache_control is not None else marks
 
     @property
     def images(self) -> dict[int, ImagePart]:
@@ -190,7 +197,7 @@ def check_breakpoints(count: int) -> None:
 
 def _check_marks(messages: list[ChatMessage]) -> list[ChatMessage]:
     marked = (m for m in messages if m.cache_control is not None or isinstance(m.content, list))
-    if count := sum(len(message.breakpoints) for message in marked):
+    if count := sum(len(message.marks) for message in marked):
         check_breakpoints(count)
     return in_order(messages) if any(message.role == "tool" for message in messages) else messages
 

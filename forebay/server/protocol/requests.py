@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, Tag, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints, Tag, model_validator
 
 from forebay.base.foreign import PASSED
 from forebay.base.sampling import NUMBERS
@@ -149,6 +149,10 @@ class Sampler(Numbered, numbers={name: name for name in NUMBERS}):
     skip_special_tokens: bool = True
 
 
+# By `prompt_cache_retention`, for how many seconds the whole prompt is kept.
+RETENTION_S: Final = {None: 0.0, "in_memory": 300.0, "in-memory": 300.0, "24h": 86400.0}
+
+
 class Choosing(Sampler, Structured):
     """Which tokens an answer may have: fields that all dialects take by these names, beside names of their own."""
 
@@ -162,6 +166,7 @@ class Choosing(Sampler, Structured):
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=I32)] = 0
     cache_salt: CacheSalt | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -273,6 +278,7 @@ class ChatRequest(Thinking, Templated, Sampling):
         **{name: harmless for name, harmless in IGNORED.items() if name not in TOOL_FIELDS},
         **neutral("chat"),
     }
+    _tools_ttl_s: float = PrivateAttr(0.0)  # for how long the client wants its tools kept, where its dialect can say so
     messages: Messages
     verbosity: Literal["low", "medium", "high"] | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
@@ -342,8 +348,12 @@ class ChatRequest(Thinking, Templated, Sampling):
         return self
 
     @property
-    def breakpoints(self) -> list[Breakpoint]:
-        return [Breakpoint(i, end) for i, message in enumerate(self.messages) for end in message.breakpoints]
+    def marks(self) -> list[tuple[Breakpoint, float]]:
+        """Return the client's marks, and for how many seconds each prefix is kept. A mark of a tool is in front of the
+        first message of the user, behind all tools and the text of the system."""
+        marks = [(Breakpoint(i, end), ttl_s) for i, message in enumerate(self.messages) for end, ttl_s in message.marks]
+        first = next((i for i, message in enumerate(self.messages) if message.role == "user"), None)
+        return marks if not self._tools_ttl_s or first is None else [(Breakpoint(first, 0), self._tools_ttl_s), *marks]
 
 
 def _repeated(names: list[str]) -> str:

@@ -202,13 +202,14 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
         """The states above on the same path, up to the first branching point, are of little use from now on."""
         step = node.parent
         while step is not None and len(step.children) == 1:
+            if step in self.retained:
+                return
             cached = self._at.get(step)
             if cached is not None:
-                if step not in self.retained:
-                    ranks = self._ranks[cached.tenant]
-                    del ranks[cached.rank][step]
-                    cached.rank = _SHADOWED
-                    ranks[_SHADOWED][step] = None
+                ranks = self._ranks[cached.tenant]
+                del ranks[cached.rank][step]
+                cached.rank = _SHADOWED
+                ranks[_SHADOWED][step] = None
                 return
             step = step.parent
 

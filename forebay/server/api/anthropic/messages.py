@@ -33,6 +33,7 @@ from forebay.server.api.core.prompts import check_answerable, naming
 from forebay.server.api.core.renaming import renamed
 from forebay.server.api.core.serving import serve_chat
 from forebay.server.context import RequestContext, ServerContext, read_body
+from forebay.server.protocol.messages import TTL_S
 from forebay.server.protocol.requests import ChatRequest
 from forebay.server.protocol.results import check_results
 from forebay.text.answers.for_template import INVALID_JSON
@@ -47,10 +48,18 @@ class ThinkingDetails(msgspec.Struct, kw_only=True):
     thinking_tokens: int
 
 
+class CacheCreation(msgspec.Struct, kw_only=True):
+    """The tokens that a request leaves in the prefix cache, by how long its marks want them kept."""
+
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
+
+
 class AnthropicUsage(msgspec.Struct, kw_only=True):
     """Each token of the prompt is in one of three numbers. `moved`: the parts of the system text that are behind it."""
 
     input_tokens: int
+    cache_creation: CacheCreation
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
@@ -214,10 +223,15 @@ class MessagesDialect(ItemsDialect):
         prompt, cached, found = usage.prompt_tokens, usage.cache.cached_tokens, usage.cache.miss_reason
         is_cached = self.marked and found != MissReason.DISABLED
         created = max(0, prompt // self.page_size * self.page_size - cached) if is_cached else 0
+        long = [asked.num_tokens for asked in generation.choices[0].prompt.retentions if asked.ttl_s > TTL_S["5m"]]
+        for_long = min(created, max(0, max(long, default=0) // self.page_size * self.page_size - cached))
         details = usage.completion_tokens_details
         thinking = details.reasoning_tokens if num_tokens and details is not UNSET else 0
         return AnthropicUsage(
             input_tokens=prompt - cached - created,
+            cache_creation=CacheCreation(
+                ephemeral_5m_input_tokens=created - for_long, ephemeral_1h_input_tokens=for_long
+            ),
             cache_creation_input_tokens=created,
             cache_read_input_tokens=cached,
             output_tokens=num_tokens,

@@ -166,6 +166,7 @@ class CountTokensRequest(WithVariables):
         body = super().parse(data, lenient=lenient, images=images)
         with renamed(_NAMES):
             body._chat = ChatRequest.parse(body.as_chat(), images=images)
+        body._chat._tools_ttl_s = body._tools_ttl_s
         stated = body._variables_think
         if body.thinking is not None and stated not in (None, body.thinks):
             what = f"thinking has type {body.thinking.type}, and chat_template_kwargs say otherwise: send one of them"
@@ -197,8 +198,13 @@ class CountTokensRequest(WithVariables):
     @property
     def marked(self) -> bool:
         """Return whether the client marks any part of the prompt for caching."""
-        tools = any(tool.cache_control for tool in self.tools or ())
-        return tools or any(message.cache_control or message.breakpoints for message in self._chat.messages)
+        return bool(self._tools_ttl_s or self._chat.marks)
+
+    @property
+    def _tools_ttl_s(self) -> float:
+        """For how many seconds the client wants its tools kept; 0 if it marks none."""
+        marks = (tool.cache_control for tool in self.tools or ())
+        return max((mark.ttl_s for mark in marks if mark is not None), default=0.0)
 
     @model_validator(mode="after")
     def _check_marks(self) -> Self:

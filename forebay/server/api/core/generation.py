@@ -26,7 +26,10 @@ class CacheUsage(msgspec.Struct, kw_only=True):
     """The effect of the prefix cache on the request; `matched_tokens` by kind of cache, `kv` first. `tiers` counts
     the cached tokens by where they were: on the `device`, or in another tier. After `retractions`
     `recomputed_tokens` were computed again. `checkpoints` are the lengths of prompt and answer, in tokens, after which
-    a state is kept: a later request of a model with states can resume there."""
+    a state is kept: a later request of a model with states can resume there.
+
+    The first `kept_tokens` of the prompt are kept until `kept_until`, a Unix time, unless memory is wanted; null if
+    nothing is. `not_kept` says why not all that was asked for is kept, null if it is."""
 
     cached_tokens: int
     miss_reason: str
@@ -36,6 +39,9 @@ class CacheUsage(msgspec.Struct, kw_only=True):
     retractions: int
     recomputed_tokens: int
     checkpoints: list[int]
+    kept_tokens: int
+    kept_until: int | None
+    not_kept: str | None
 
 
 class CachedDetails(msgspec.Struct, kw_only=True):
@@ -119,6 +125,7 @@ class Generation:
                         author=order.author,
                         tenant=order.tenant,
                         resume_points=prompt.resume_points,
+                        retentions=prompt.retentions,
                         rendezvous=next(peers),
                         adapter=order.adapter,
                         adapter_number=order.adapter_number if together else 0,
@@ -282,7 +289,8 @@ def cache_usage(
     reports: Sequence[CacheReport], table: TokenBytes, memories: Sequence[MemoryReport] = (MemoryReport(),)
 ) -> CacheUsage:
     """Sum up the reports of a request's prompts, one each: tokens are summed, the reason and the difference are the
-    first's. Of its choices, described by `memories`, retractions are summed and the checkpoints are the first's.
+    first's. Of its choices, described by `memories`, retractions are summed; checkpoints, and what is kept, are the
+    first's.
 
     `matched_tokens` are the tokens whose KV was cached, and for each other kind of cache the last position within them
     from which it could resume; `cached_tokens` were used. `differs` describes the first difference from a cached prompt
@@ -302,6 +310,9 @@ def cache_usage(
         retractions=sum(memory.retractions for memory in memories),
         recomputed_tokens=sum(memory.recomputed_tokens for memory in memories),
         checkpoints=memories[0].checkpoints,
+        kept_tokens=memories[0].kept_tokens,
+        kept_until=int(time.time() + memories[0].kept_s) if memories[0].kept_tokens else None,
+        not_kept=memories[0].not_kept or None,
     )
 
 

@@ -43,11 +43,14 @@ def _asked(messages: Sequence[ChatMessage]) -> list[Asked]:
 
 
 async def _expanded(images: AdmittedImages, prompt: Prompt) -> Prompt:
-    found = await images.expanded(prompt.token_ids, prompt.resume_points)
+    num_points, ends = len(prompt.resume_points), [asked.num_tokens for asked in prompt.retentions]
+    found = await images.expanded(prompt.token_ids, [*prompt.resume_points, *ends])
+    moved = zip(prompt.retentions, found.resume_points[num_points:], strict=True)
     return replace(
         prompt,
         token_ids=found.token_ids,
-        resume_points=found.resume_points,
+        resume_points=found.resume_points[:num_points],
+        retentions=tuple(asked._replace(num_tokens=end) for asked, end in moved),
         pictures=found.pictures,
         num_image_tokens=sum(picture.num_tokens for picture in found.pictures),
     )

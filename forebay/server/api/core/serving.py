@@ -18,6 +18,7 @@ from forebay.base.sampling import NUMBERS
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.client.choice import Prompt
 from forebay.http.lifecycle import ClientGone
+from forebay.memory.retention import RetentionRequest
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import SpeculationReport
@@ -29,7 +30,7 @@ from forebay.server.api.core.images import with_images
 from forebay.server.api.core.prompts import check_answerable, naming, prompt_ids, reading_of, render, unread_variables
 from forebay.server.api.core.rendezvous import FIELDS, rendezvous_of
 from forebay.server.context import RequestContext, ServerContext
-from forebay.server.protocol.requests import I32, ChatRequest, CompletionRequest
+from forebay.server.protocol.requests import I32, RETENTION_S, ChatRequest, CompletionRequest
 from forebay.server.protocol.validation import INVALID_COMBINATION, UNSUPPORTED_FIELD
 
 log = get_logger("server")
@@ -131,12 +132,7 @@ async def serve_chat(
         context.note_ignored(ignored)
 
     async def prompts() -> list[Prompt]:
-        if not server.engine.info.wants_resume_points:
-            prompt = Prompt(token_ids=await render(server, server.tokenizer.encode_chat, body.messages, body))
-        else:
-            encode = server.tokenizer.encode_chat_prompt
-            chat = await render(server, encode, body.messages, body, breakpoints=body.breakpoints)
-            prompt = Prompt(token_ids=chat.token_ids, resume_points=tuple(chat.resume_points))
+        prompt = await _chat_prompt(server, body)
         found = server.model.answers
         is_read = body.offered_tools or found.formats.thinking is not None
         reading = reading_of(body, found, server.tokenizer, prompt.token_ids) if is_read else None
@@ -152,6 +148,25 @@ async def serve_chat(
     if any(isinstance(message.content, list) for message in body.messages):
         prompts = partial(with_images, server, context, body.messages, prompts)
     return await _serve(server, context, body, dialect, prompts, params)
+
+
+async def _chat_prompt(server: ServerContext, body: ChatRequest) -> Prompt:
+    """Return the prompt of a chat, with the places behind which others will go on if the model or the client wants
+    them."""
+    marks, wants_points = body.marks, server.engine.info.wants_resume_points
+    if not (marks or wants_points):
+        return Prompt(token_ids=await render(server, server.tokenizer.encode_chat, body.messages, body))
+    chat = await render(
+        server,
+        server.tokenizer.encode_chat_prompt,
+        body.messages,
+        body,
+        breakpoints=[point for point, _ in marks],
+        marks_alone=not wants_points,
+    )
+    retentions = [RetentionRequest(end, ttl_s) for end, (_, ttl_s) in zip(chat.marks, marks, strict=True) if end]
+    points = tuple(chat.resume_points) if wants_points else ()
+    return Prompt(token_ids=chat.token_ids, resume_points=points, retentions=tuple(sorted(retentions)))
 
 
 async def serve_completion(
@@ -246,7 +261,7 @@ async def _serve(
         for asked in body.grammars:
             await server.grammars.check(server.client, asked.grammar, asked.field)
         with naming(source):
-            made = await prompts()
+            made = [_keeping(prompt, RETENTION_S[body.prompt_cache_retention]) for prompt in await prompts()]
         if watch.gone:
             raise ClientGone
         order = replace(order, params=await requested.complete(server, made, source))
@@ -270,6 +285,15 @@ async def _serve(
         if generation.disconnected:
             raise ClientGone
         return EventStream(context.send, writer, undo.pop_all())
+
+
+def _keeping(prompt: Prompt, ttl_s: float) -> Prompt:
+    """Return a prompt that is kept as a whole for so many seconds, besides the client's marks; 0: only these are."""
+    return (
+        replace(prompt, retentions=(*prompt.retentions, RetentionRequest(len(prompt.token_ids), ttl_s)))
+        if ttl_s
+        else prompt
+    )
 
 
 def _gained(reports: Sequence[SpeculationReport]) -> dict[str, float]:
