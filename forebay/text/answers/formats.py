@@ -323,7 +323,7 @@ def _by_name(names: Mapping[str, str]) -> dict[str, str]:
 # What other engines call them.
 CALL_NAMES: Final = _by_name(
     {
-        "hermes": "qwen qwen25 qwen3 granite4 ernie45",
+        "hermes": "qwen qwen25 qwen3 qwen3_json granite4 ernie45 trinity",
         "granite": "granite-20b-fc",
         "hunyuan": "hunyuan_a13b jamba",
         "cohere": "cohere_command3 cohere_command4",
@@ -331,14 +331,14 @@ CALL_NAMES: Final = _by_name(
         "phi4_mini": "phi4_mini_json",
         "nemotron": "nemotron_json llama_nemotron_json",
         "gigachat3": "gigachat",
-        "qwen3_coder": "qwen3_xml mimo step3p5",
+        "qwen3_coder": "qwen3_xml mimo step3p5 nanbeige",
         "llama3_json": "llama3 llama4_json",
         "pythonic": "llama4_pythonic",
         "deepseek_v3": "deepseekv3",
         "deepseek_v31": "deepseekv31",
         "deepseek_v32": "deepseekv32",
         "deepseek_v4": "deepseekv4",
-        "glm45": "glm glm47 ling3",
+        "glm45": "glm glm47 ling3 poolside_v1 spark25",
         "minimax_m2": "minimax minimax-m2",
         CHANNELS: "gpt-oss openai",
     }
@@ -346,8 +346,9 @@ CALL_NAMES: Final = _by_name(
 DECLARING_NAMES: Final = ("hf", "response_template")  # of parsers that read what checkpoints declare: `auto` does
 REASONING_NAMES: Final = _by_name(
     {
-        "think": "deepseek_r1 deepseek-r1 deepseek_v3 deepseek-v3 deepseek_v31 deepseek_v4 deepseek-v4 qwen3 glm45 "
-        "glm47 kimi_k2 minimax_m2 minimax mimo olmo3 hy_v3 exaone4 step3p5 nemotron_v3",
+        "think": "deepseek_r1 deepseek-r1 deepseek_v3 deepseek-v3 deepseek_v31 deepseek_v4 deepseek-v4 deepseek_v41 "
+        "deepseek-v41 qwen3 qwen3-thinking glm45 glm47 ling3 kimi_k2 minimax_m2 minimax mimo olmo3 hy_v3 exaone4 step3 "
+        "step3p5 nemotron_v3 nemotron_3 granite_thinking_parser holo2 interns1 gigachat35 dots nanbeige poolside_v1",
         "hunyuan": "hunyuan_a13b",
         "cohere": "cohere_command3 cohere_command4",
         CHANNELS: "gpt-oss openai_gptoss",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 from forebay.base.errors import ConfigError
 from forebay.text.answers.for_template import for_template
-from forebay.text.answers.formats import CALL_NAMES, CALL_PARSERS, REASONING_NAMES, REASONING_PARSERS
+from forebay.text.answers.formats import CALL_NAMES, CALL_PARSERS, DECLARING_NAMES, REASONING_NAMES, REASONING_PARSERS
 from forebay.text.answers.parts import CallArguments, CallBegun, Said, Thought
 from forebay.text.answers.probes import Findings, Wanted, find_formats
 from forebay.text.answers.reading import AnswerFormats, reader_for
@@ -24,6 +26,8 @@ CALLS: list[Any] = [
     for i, (name, arguments) in enumerate([("get_weather", {"city": "Oslo"}), ("search", {"query": "x", "limit": 3})])
 ]
 TOLD: list[Any] = [{"type": "function", "function": {"name": name, "parameters": TOOLS[name]}} for name in TOOLS]
+PARSER_NAMES: Final = json.loads(Path(__file__).with_name("parser_names.json").read_text())
+NAMED_DIFFERENTLY: Final = {("SGLang 0.5.23", "hunyuan")}  # Hy3's there, Hunyuan-A13B's here and in the other engine
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -110,6 +114,25 @@ def test_a_flag_says_what_no_template_tells_and_a_wrong_one_is_refused() -> None
         assert not set(names) & set(known)
     with pytest.raises(ConfigError, match=r"--tool-call-parser mistral: the chat template writes nothing of tools"):
         find_formats(tiny_tokenizer(600), calls="mistral")
+
+
+@pytest.mark.parametrize("engine", PARSER_NAMES)
+def test_parser_names_of_other_engines_have_their_format_here_or_are_refused(engine: str) -> None:
+    """`parser_names.json` has the format of each name; null if it is none of ours."""
+    tokenizer = tiny_tokenizer(600, QWEN3)
+    for kind, flag, names, known in (
+        ("tool", "--tool-call-parser", CALL_NAMES, CALL_PARSERS),
+        ("reasoning", "--reasoning-parser", REASONING_NAMES, REASONING_PARSERS),
+    ):
+        for name, wanted in PARSER_NAMES[engine][kind].items():
+            option = {"calls" if kind == "tool" else "thinking": name}
+            if wanted is None:
+                with pytest.raises(ConfigError, match=rf"{flag}: '{name}' is not one of auto, none, .*{known[-1]}"):
+                    find_formats(tokenizer, **option)
+            elif name in known:
+                assert name == wanted or (engine, name) in NAMED_DIFFERENTLY
+            else:
+                assert names.get(name, "auto" if name in DECLARING_NAMES else "") == wanted
 
 
 def test_named_parser_of_the_inner_form_reads_the_marks_that_the_template_writes_around_it() -> None:
