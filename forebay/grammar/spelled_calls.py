@@ -187,7 +187,7 @@ def call_in_text(form: CallFormat, names: Sequence[str]) -> str:
     """Return the beginning of a call of one of these tools, for readers that accept calls without a marker."""
     either = "|".join(map(as_pattern, names))
     match form.name:
-        case "qwen3_coder" | "seed_oss":
+        case "qwen3_coder" | "mimo" | "seed_oss":
             return rf"<function=\s*({either})\s*>"
         case "minimax_m2":
             return rf"<invoke name=\"\s*({either})\s*\">"
@@ -380,6 +380,7 @@ SPELLED: Final[dict[str, Spell]] = {
     "gigachat3": _gigachat3,
     "gemma4": _gemma4,
     "qwen3_coder": _Tags("qwen3_coder"),
+    "mimo": _Tags("mimo"),
     "seed_oss": _Tags("seed_oss"),
     "glm45": _Tags("glm45"),
     "minimax_m2": _Tags("minimax_m2"),

@@ -1,6 +1,7 @@
 """How much of a prompt and its answer a client's next request repeats, by format and dialect.
 
-    python -m tests.server.round_trips      (prints the table of docs/guide/tools-and-thinking.md)
+    python -m tests.server.round_trips              (prints the table)
+    python -m tests.server.round_trips --write      (writes it into docs/guide/tools-and-thinking.md)
 
 The scripted model thinks and calls tools, in the form that the chat template writes. The client sends the answer back
 as clients of the dialect do, with the results, and then asks again.
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -32,6 +35,8 @@ AGAIN: Final = {"role": "user", "content": "And in Rome?"}
 _END: Final = re.compile(r"\s*(<[^<>]+>)")
 THOUGHT: Final = "I need both."
 CITIES: Final = ("Oslo", "Lima")
+GUIDE: Final = Path(__file__).parents[2] / "docs/guide/tools-and-thinking.md"
+HEAD: Final = ("| format | chat | `/v1/messages` | `/v1/responses` | Ollama |", "|---|---|---|---|---|")
 
 
 class Trip(NamedTuple):
@@ -253,8 +258,22 @@ def row(name: str) -> str:
         rig.close()
 
 
-if __name__ == "__main__":
+def table() -> str:
+    """Return the table of all formats."""
     with templates_in_this_process():
-        print("| format | chat | `/v1/messages` | `/v1/responses` | Ollama |\n|---|---|---|---|---|")
-        for each in MANNERS:
-            print(row(each))
+        return "".join(f"{line}\n" for line in (*HEAD, *map(row, MANNERS)))
+
+
+def write(made: str) -> None:
+    """Replace the table of the guide."""
+    before, head, behind = GUIDE.read_text().partition(HEAD[0])
+    assert head, f"{GUIDE} has no table"
+    GUIDE.write_text(before + made + "\n" + behind.partition("\n\n")[2])
+
+
+if __name__ == "__main__":
+    made = table()
+    if "--write" in sys.argv:
+        write(made)
+    else:
+        print(made, end="")

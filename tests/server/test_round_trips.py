@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from forebay.engine.client.choice import Run
 from forebay.server.api.core.answered import MOST_ANSWERS, MOST_SESSIONS, TAIL_TOKENS, Answered
 from forebay.text.answers.parts import CallArguments, Said, Thought
-from tests.server.round_trips import CLIENTS, Chat, Rig, row_of, trips
+from tests.server.round_trips import CLIENTS, GUIDE, HEAD, Chat, Rig, row_of, trips
 from tests.text.answers.templates import MANNERS, QWEN3_THINKING, Manner
 from tests.text.in_process import templates_in_this_process
 
-GUIDE = Path(__file__).parents[2] / "docs/guide/tools-and-thinking.md"
 PROMPT = list(range(100, 200))
 RUNS = [Run(None, 2), Run(Thought, 10), Run(None, 2), Run(Said, 5), Run(None, 3), Run(CallArguments, 8), Run(None, 2)]
 # Removes the thinking of answers before the last question, as Qwen 3's own template does.
@@ -30,7 +28,7 @@ def in_this_process() -> Iterator[None]:
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("name", MANNERS)
 def test_round_trip_of_each_format_is_whole_or_has_a_reason_and_that_of_the_guide(name: str) -> None:
-    """`python -m tests.server.round_trips` prints the guide's table."""
+    """`python -m tests.server.round_trips --write` makes the guide's table."""
     rig = Rig(MANNERS[name])
     try:
         found = [trips(rig, kind) for kind in CLIENTS]
@@ -39,8 +37,16 @@ def test_round_trip_of_each_format_is_whole_or_has_a_reason_and_that_of_the_guid
     for results, question in found[:3]:  # Ollama's clients name no session, which is told of no difference
         assert (results.reused == results.possible) == (results.reason == "")
         assert (question.reused == question.possible) == (question.reason == "")
-    lines = [line for line in GUIDE.read_text().splitlines() if line.startswith(f"| {name} | ") and " of " in line]
-    assert lines in ([], [row_of(name, found)])
+    assert row_of(name, found) in guide_rows()
+
+
+def guide_rows() -> list[str]:
+    """Return the lines of the guide's table of round trips."""
+    return GUIDE.read_text().partition(HEAD[0])[2].partition("\n\n")[0].splitlines()[2:]
+
+
+def test_guide_has_the_round_trip_of_each_format_in_their_order() -> None:
+    assert [line.split(" | ")[0] for line in guide_rows()] == [f"| {name}" for name in MANNERS]
 
 
 def test_thinking_that_a_template_removes_later_is_named_behind_the_next_question() -> None:

@@ -183,6 +183,13 @@ CALL_FORMATS: Final = {
         _hy3(":opensource"),
         CallFormat("olmo3", calls.python_lines, begins=("<function_calls>",), after=("</function_calls>",)),
         CallFormat(
+            "mimo",
+            Tagged("<function=", (">",), "<parameter=", ">", "", "</parameter>", "</function>"),
+            begins=("<tool_call>",),
+            after=("</tool_call>",),
+            own=("<function=",),
+        ),
+        CallFormat(
             "qwen3_coder",
             Tagged("<function=", (">",), "<parameter=", ">", "", "</parameter>", "</function>", lines=True),
             begins=("<tool_call>",),
@@ -331,7 +338,7 @@ CALL_NAMES: Final = _by_name(
         "phi4_mini": "phi4_mini_json",
         "nemotron": "nemotron_json llama_nemotron_json",
         "gigachat3": "gigachat",
-        "qwen3_coder": "qwen3_xml mimo step3p5 nanbeige",
+        "qwen3_coder": "qwen3_xml step3p5 nanbeige",
         "llama3_json": "llama3 llama4_json",
         "pythonic": "llama4_pythonic",
         "deepseek_v3": "deepseekv3",

@@ -311,6 +311,7 @@ def _glm4(answer: Answer) -> str:
 SPELLINGS = {
     "hermes": Spelling(AnswerFormats("hermes", "think"), blocks(_object)),
     "qwen3_coder": Spelling(AnswerFormats("qwen3_coder", "think"), blocks(_tags), copies=False),
+    "mimo": Spelling(AnswerFormats("mimo", "think"), blocks(lambda name, text: _tags(name, text, "")), copies=False),
     "minimax_m2": Spelling(AnswerFormats("minimax_m2", "think"), minimax, copies=False),
     "seed_oss": Spelling(AnswerFormats("seed_oss", "seed_oss"), seed, copies=False),
     "nemotron": Spelling(AnswerFormats("nemotron", "think"), nemotron),

@@ -39,6 +39,12 @@ QWEN25 = _chatml('{"name": "NAME", "arguments": {}}', _HERMES)
 QWEN3 = _chatml('{"name": "NAME", "arguments": {}}', _HERMES, _KEPT, _OFF)
 QWEN3_THINKING = _chatml('{"name": "NAME", "arguments": {}}', _HERMES, _KEPT, "<think>\n")
 QWEN3_CODER = _chatml("<function=NAME>\n</function>", _CODER)
+MIMO = _chatml(
+    "<function=NAME>\n</function>",
+    _CODER.replace("{{ k }}>\n", "{{ k }}>").replace("\n</parameter>", "</parameter>"),
+    _KEPT,
+    _OFF,
+)
 
 # Llama 3: one call a message, tools in front of the user's text, results of a role of their own.
 LLAMA = (
@@ -363,6 +369,7 @@ MANNERS = {
     "Qwen 3": Manner(QWEN3, "hermes", "think", frozenset({"enable_thinking"})),
     "Qwen 3 Thinking": Manner(QWEN3_THINKING, "hermes", "think", opens=True),
     "Qwen 3 Coder": Manner(QWEN3_CODER, "qwen3_coder"),
+    "MiMo V2": Manner(MIMO, "mimo", "think", frozenset({"enable_thinking"})),
     "Llama 3.1 and 3.2": Manner(LLAMA, "llama3_json", one_call=True),
     "Llama 4": Manner(LLAMA4, "pythonic"),
     "Mistral": Manner(MISTRAL, "mistral"),

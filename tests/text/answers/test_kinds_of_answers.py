@@ -224,7 +224,7 @@ def test_texts_of_a_schema_are_those_of_all_its_parts() -> None:
     assert texts({"allOf": [{"type": "string"}]}) is None
 
 
-TAGS = ["qwen3_coder", "seed_oss", "minimax_m2", "glm45", "gemma4"]
+TAGS = ["qwen3_coder", "mimo", "seed_oss", "minimax_m2", "glm45", "gemma4"]
 
 
 @pytest.mark.parametrize("name", TAGS)

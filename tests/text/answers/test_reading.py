@@ -99,6 +99,7 @@ def test_an_answer_that_is_cut_off_is_the_beginning_of_the_whole(spelling: Spell
 
 NO_CALLS = {
     "hermes": ["<tool_call>", "<tool_call>none</tool_call>", '<tool_call>{"a": 1}</tool_call>', "a <tool_cal b"],
+    "mimo": ["<tool_call>\n<function=>\n</function>", "<tool_call>\n<functions>", "<tool_call><function=a b>"],
     "qwen3_coder": ["<tool_call>\n<function=>\n</function>", "<tool_call>\n<functions>", "<tool_call><function=a b>"],
     "minimax_m2": ["<minimax:tool_call>\n<invoke>", '<minimax:tool_call><invoke name="a b">', '<invoke name="other">'],
     "glm45": ["<tool_call>two words\n<arg_key>", "<tool_call>" + "x" * 600 + "<arg_key>a</arg_key>"],
@@ -158,6 +159,8 @@ def test_what_turns_out_to_be_no_call_is_said_character_for_character(name: str,
          Answer("stray</tool_call>", calls=(("f", '{"a": 1}'),))),
         ("qwen3_coder", "<tool_call><function=write_file><parameter=text>\n\n 1\n\n</parameter></function></tool_call>",
          Answer(calls=(("write_file", '{"text": "\\n 1\\n"}'),))),
+        ("mimo", "<tool_call><function=write_file><parameter=text>\n\n 1\n\n</parameter></function></tool_call>",
+         Answer(calls=(("write_file", '{"text": "\\n\\n 1\\n\\n"}'),))),
         ("pythonic", "[get_weather(city='it\\'s \\u00e9 \"x\"', n=(1,), m={'k': None,}), search()]",
          Answer(calls=(("get_weather", '{"city": "it\'s é \\"x\\"", "n": [1], "m": {"k":null}}'), ("search", "{}")))),
         ("mistral", '[TOOL_CALLS]f[CALL_ID]abc123def[ARGS]{"a": 1}', Answer(calls=(("f", '{"a": 1}'),))),
