@@ -64,6 +64,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "cached": "Slots that the prefix cache holds.",
     "cached_tokens": "Prompt tokens that came from the prefix cache.",
     "call_id": "The call that this is, or is the result of.",
+    "execution": "Who searches for tools: the client.",
     "chat_template_kwargs": "Variables for the chat template; names that it does not read are in `x-forebay-ignored`.",
     "checkpoints": "Lengths of prompt and answer behind which a state is kept, for others to go on from.",
     "ephemeral_1h_input_tokens": "Those in front of a mark with a `ttl` of an hour.",

@@ -98,7 +98,7 @@ async def _answer(
         first=first,
         seals=body.wants_sealed,
         table=server.tokenizer.table if body.num_top >= 0 else None,
-        tools={tool.name: tool for tool in body.own_tools},
+        tools={tool.name: tool for tool in body.own_tools(items)},
         keep=keep,
     )
     with renamed(body.renamings):

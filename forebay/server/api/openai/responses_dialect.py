@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, NotRequired, TypedDict
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from forebay.base import json_text
 from forebay.base.errors import ForebayError
 from forebay.engine.client.choice import Choice, Piece
 from forebay.engine.client.scores import Scored
@@ -19,9 +20,9 @@ from forebay.server.api.core.generation import CachedDetails, CacheUsage, Genera
 from forebay.server.api.core.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
 from forebay.server.api.core.logprobs import ScoredToken, text_logprobs
 from forebay.server.api.openai.responses_items import sealed
-from forebay.server.api.openai.responses_tools import OfferedTool, TextInputTool
+from forebay.server.api.openai.responses_tools import OfferedTool
 from forebay.server.protocol.tools import input_of
-from forebay.text.answers.parts import CallArguments, Part, Said, Thought
+from forebay.text.answers.parts import CallArguments, CallEnded, Part, Said, Thought
 from forebay.text.token_bytes import TokenBytes
 
 
@@ -41,10 +42,10 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
 class ResponseItem(TypedDict):
     """A message has a `role`, thinking a `summary` and perhaps `encrypted_content`, and both `content`; a call has
     `call_id`, `name`, for a tool of a namespace `namespace`, and `arguments` or for a tool that takes one text
-    `input`."""
+    `input`; the search of tools has `call_id`, `execution` and its arguments as an object."""
 
     id: str
-    type: Literal["message", "reasoning", "function_call", "custom_tool_call", "compaction"]
+    type: Literal["message", "reasoning", "function_call", "custom_tool_call", "tool_search_call", "compaction"]
     status: NotRequired[Literal["completed", "incomplete"]]
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[list[dict[str, Any]]]
@@ -53,7 +54,8 @@ class ResponseItem(TypedDict):
     call_id: NotRequired[str]
     namespace: NotRequired[str]
     name: NotRequired[str]
-    arguments: NotRequired[str]
+    arguments: NotRequired[str | dict[str, Any]]
+    execution: NotRequired[Literal["client"]]
     input: NotRequired[str]
 
 
@@ -74,7 +76,13 @@ class ModelResponse(TypedDict):
     previous_response_id: str | None
 
 
-_PREFIXES: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+_PREFIXES: Final = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "tool_search_call": "tsc",
+}
 # What an item's text is called in events, and in that of its end.
 _TEXTS: Final = {
     "message": ("output_text", "text"),
@@ -82,9 +90,19 @@ _TEXTS: Final = {
     "function_call": ("function_call_arguments", "arguments"),
     "custom_tool_call": ("custom_tool_call_input", "input"),
 }
-_CALLS: Final = ("function_call", "custom_tool_call")
+_SEARCH: Final = "tool_search_call"  # has no events of its text
+_HELD: Final = ("custom_tool_call", _SEARCH)  # come at once
+_CALLS: Final = ("function_call", *_HELD)
 
 _encode: Final = msgspec.json.Encoder().encode
+
+
+def _object_of(text: str) -> dict[str, Any] | str:
+    """Return the object that a text of JSON is; the text itself if it is none, as that of a call that was cut off."""
+    try:
+        return json_text.decode(text or "{}", type=dict[str, Any])
+    except ValueError:
+        return text
 
 
 @dataclass(slots=True)
@@ -115,6 +133,8 @@ class _Written:
         begun = {"id": self.item_id, "type": self.kind, "status": status}
         whole = status != "in_progress"
         text = "".join(self.texts) if whole else ""
+        if self.kind == _SEARCH:
+            return {**begun, "call_id": self.call_id, "execution": "client", "arguments": _object_of(text)}
         if self.kind in _CALLS:
             named = {"namespace": self.namespace, "name": self.name} if self.namespace else {"name": self.name}
             return {**begun, "call_id": self.call_id, **named, _TEXTS[self.kind][1]: text}
@@ -175,7 +195,7 @@ class ResponsesDialect(ItemsDialect):
                 return _Written("reasoning", index, texts=[text])
             case Call(name, arguments):
                 call = self._call_of(name, index)
-                call.texts = [arguments if call.kind == "function_call" else input_of(arguments)]
+                call.texts = [input_of(arguments) if call.kind == "custom_tool_call" else arguments]
                 return call
 
     def _call_of(self, name: str, index: int) -> _Written:
@@ -183,8 +203,7 @@ class ResponsesDialect(ItemsDialect):
         offered = self.tools.get(name)
         if offered is None:
             return _Written("function_call", index, name)
-        kind = "custom_tool_call" if isinstance(offered.tool, TextInputTool) else "function_call"
-        return _Written(kind, index, offered.tool.name, offered.namespace)
+        return _Written(offered.tool.call_type, index, offered.tool.name, offered.namespace)
 
     def chunk(self, choice: Choice, piece: Piece) -> bytes:
         if self.table is not None:
@@ -218,14 +237,13 @@ class ResponsesDialect(ItemsDialect):
         return self._begin(self._call_of(name, self._count))
 
     def _part(self, part: Part) -> bytes:
-        """The text of a tool that takes one comes at once, behind its JSON."""
-        item = self._open
-        if item is not None and item.kind == "custom_tool_call":
-            if isinstance(part, CallArguments):
-                item.texts.append(part.text)
-                return b""
-            item.texts = [input_of("".join(item.texts))]
-            return self._text_event(item, "delta", "delta", item.texts[0]) + super()._part(part)
+        """The next part ends a call, or the end of the answer: then it is known whether the call was cut off. The text
+        of a tool that takes one comes at once, behind its JSON, and so do the arguments of a search."""
+        if isinstance(part, CallEnded):
+            return b""
+        if self._open is not None and self._open.kind in _HELD and isinstance(part, CallArguments):
+            self._open.texts.append(part.text)
+            return b""
         return super()._part(part)
 
     def _within(self, kind: str, text: str) -> bytes:
@@ -255,13 +273,22 @@ class ResponsesDialect(ItemsDialect):
         if item is None:
             return b""
         self._taken_scores(item)
-        events = self._text_event(item, "done", _TEXTS[item.kind][1], "".join(item.texts), item.scores)
-        events += self._part_event("done")
+        events = self._held_text(item) if item.kind in _HELD else b""
+        if item.kind != _SEARCH:
+            events += self._text_event(item, "done", _TEXTS[item.kind][1], "".join(item.texts), item.scores)
+            events += self._part_event("done")
         self._open = None
         self._written.append(item.as_dict(status, seals=self.seals))
         return events + self._event(
             "response.output_item.done", {"output_index": item.index, "item": self._written[-1]}
         )
+
+    def _held_text(self, item: _Written) -> bytes:
+        """Return the event of a text that comes at once."""
+        if item.kind == _SEARCH:
+            return b""
+        item.texts = [input_of("".join(item.texts))]
+        return self._text_event(item, "delta", "delta", item.texts[0])
 
     def _part_event(self, what: str) -> bytes:
         item = self._open

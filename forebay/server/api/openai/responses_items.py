@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, PrivateAttr, StringConstraints, Tag, model_validator
 
 from forebay.server.api.core.renaming import by_type, only
-from forebay.server.api.openai.responses_tools import name_in_chat
+from forebay.server.api.openai.responses_tools import OfferedTool, Tool, name_in_chat, offered_tools
 from forebay.server.api.openai.seals import MAX_SEALED_CHARS
 from forebay.server.protocol.ignored import Harmless, one_of
 from forebay.server.protocol.images import Detail, Image, SourceText
 from forebay.server.protocol.messages import MAX_PARTS, text_or_list
 from forebay.server.protocol.strict import History, Label, Strict, Text
-from forebay.server.protocol.tools import CalledFunction
+from forebay.server.protocol.tools import MAX_TOOLS, CalledFunction
 from forebay.server.protocol.validation import INVALID_COMBINATION, INVALID_VALUE, branch, by_shape, refusal
 
 SUMMARY_PROMPT: Final = """\
@@ -28,6 +29,8 @@ from it alone. Call no tool and do not answer anything else. Write, as far as th
 - what was decided, and why
 - which errors came up, and how they were dealt with
 - what remains to be done, and the next step"""
+FOUND: Final = "Tools found:"
+FOUND_NONE: Final = "No tools found."
 SUMMARY_BEFORE: Final = "The conversation so far was summed up, and this summary stands for it. Go on from it:"
 SEALED: Final = "forebay:"  # begins what stands for thinking that a client hands back without looking at it
 _LABEL: Final = Harmless(lambda value: value is None or isinstance(value, str), {"type": ["string", "null"]})
@@ -122,6 +125,11 @@ class FunctionCallItem(CalledFunction):
     call_id: Label
     namespace: Label | None = None
 
+    def as_call(self) -> dict[str, Any]:
+        """Return the call of a chat."""
+        function = {"name": name_in_chat(self.namespace, self.name), "arguments": self.arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
 
 class FunctionOutputItem(History):
     """The result of a function call."""
@@ -146,11 +154,58 @@ class TextCallItem(History):
     name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
     input: Text
 
+    def as_call(self) -> dict[str, Any]:
+        """Return the call of a chat."""
+        custom = {"name": name_in_chat(self.namespace, self.name), "input": self.input}
+        return {"id": self.call_id, "type": "custom", "custom": custom}
+
 
 class TextOutputItem(FunctionOutputItem):
     """The result of a custom tool's call."""
 
     type: Literal["custom_tool_call_output"]  # type: ignore[assignment]
+
+
+class ToolSearchCallItem(History):
+    """A search for tools that the model asked for, and the client did."""
+
+    ignored = {**_OWN, "created_by": _LABEL}
+    type: Literal["tool_search_call"]
+    execution: Literal["client"] = "client"
+    call_id: Label
+    arguments: dict[str, Any] | Text = Field(default_factory=dict)
+
+    def as_call(self) -> dict[str, Any]:
+        """Return the call of a chat."""
+        written = self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
+        return {"id": self.call_id, "type": "function", "function": {"name": "tool_search", "arguments": written}}
+
+
+_Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class ToolSearchOutputItem(History):
+    """The tools that a search found. The model may call them from here on."""
+
+    ignored = {**_OWN, "created_by": _LABEL}
+    type: Literal["tool_search_output"]
+    execution: Literal["client"] = "client"
+    call_id: Label
+    tools: _Tools
+
+    def as_message(self) -> dict[str, Any]:
+        """Return the message of a chat: the names of the tools, which the prompt describes."""
+        names = ", ".join(offered.name for offered in offered_tools(self.tools))
+        return {"role": "tool", "content": f"{FOUND} {names}" if names else FOUND_NONE, "tool_call_id": self.call_id}
+
+
+class AdditionalToolsItem(History):
+    """Tools that are offered beside those of the request."""
+
+    ignored = {"id": _LABEL}
+    type: Literal["additional_tools"]
+    role: Literal["developer"] = "developer"
+    tools: _Tools
 
 
 class ReasoningItem(History):
@@ -220,13 +275,18 @@ def unsealed(text: str) -> str:
         raise ValueError(str(error)) from error
 
 
-_SERVED: Final = "messages, reasoning, compactions, and calls of functions and custom tools with their outputs"
+_SERVED: Final = (
+    "messages, reasoning, compactions, tools, and calls of functions, custom tools and searches with their outputs"
+)
 _ITEMS: Final = (
     "message",
     "function_call",
     "function_call_output",
     "custom_tool_call",
     "custom_tool_call_output",
+    "tool_search_call",
+    "tool_search_output",
+    "additional_tools",
     "reasoning",
     "compaction",
     "compaction_summary",
@@ -238,6 +298,9 @@ Item: TypeAlias = Annotated[
     | Annotated[FunctionOutputItem, Tag(branch("function_call_output"))]
     | Annotated[TextCallItem, Tag(branch("custom_tool_call"))]
     | Annotated[TextOutputItem, Tag(branch("custom_tool_call_output"))]
+    | Annotated[ToolSearchCallItem, Tag(branch("tool_search_call"))]
+    | Annotated[ToolSearchOutputItem, Tag(branch("tool_search_output"))]
+    | Annotated[AdditionalToolsItem, Tag(branch("additional_tools"))]
     | Annotated[ReasoningItem, Tag(branch("reasoning"))]
     | Annotated[CompactionItem, Tag(branch("compaction"))]
     | Annotated[CompactionItem, Tag(branch("compaction_summary"))]
@@ -247,8 +310,28 @@ Item: TypeAlias = Annotated[
 ]
 
 
-CALLS: Final = (FunctionCallItem, TextCallItem)
-OUTPUTS: Final = (FunctionOutputItem, TextOutputItem)
+CALLS: Final = (FunctionCallItem, TextCallItem, ToolSearchCallItem)
+OUTPUTS: Final = (FunctionOutputItem, TextOutputItem, ToolSearchOutputItem)
+
+
+def tools_of(items: Sequence[Item]) -> Iterator[tuple[int, list[Tool]]]:
+    """Yield the tools that items bring, with the place of each item."""
+    for place, item in enumerate(items):
+        if isinstance(item, ToolSearchOutputItem | AdditionalToolsItem):
+            yield place, item.tools
+
+
+def tools_offered(tools: Sequence[Tool], items: Sequence[Item]) -> list[OfferedTool]:
+    """Return the tools of a request that the client runs, and behind them those of its items. Of two with one name the
+    first stands, except among the tools of the request, whose names must differ."""
+    offered = list(offered_tools(tools))
+    names = {each.name for each in offered}
+    for place, found in tools_of(items):
+        for each in offered_tools(found):
+            if each.name not in names:
+                names.add(each.name)
+                offered.append(each._replace(place=f"input.{place}.{each.place}"))
+    return offered
 
 
 def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[str, Any]]:
@@ -263,7 +346,7 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[st
 def _add(messages: list[dict[str, Any]], item: Any) -> None:
     last = messages[-1] if messages else {"role": ""}
     match item:
-        case FunctionOutputItem() | CompactionItem() | CompactionTrigger():
+        case FunctionOutputItem() | ToolSearchOutputItem() | CompactionItem() | CompactionTrigger():
             messages.append(item.as_message())
         case MessageItem(role="assistant"):
             _own(messages, "content", "tool_calls")["content"] = _joined(item.content)
@@ -276,14 +359,8 @@ def _add(messages: list[dict[str, Any]], item: Any) -> None:
             if item.text:
                 own = _own(messages, "content", "tool_calls")
                 own["reasoning_content"] = own.get("reasoning_content", "") + item.text
-        case FunctionCallItem():
-            function = {"name": name_in_chat(item.namespace, item.name), "arguments": item.arguments}
-            call = {"id": item.call_id, "type": "function", "function": function}
-            _own(messages).setdefault("tool_calls", []).append(call)
-        case TextCallItem():
-            custom = {"name": name_in_chat(item.namespace, item.name), "input": item.input}
-            call = {"id": item.call_id, "type": "custom", "custom": custom}
-            _own(messages).setdefault("tool_calls", []).append(call)
+        case FunctionCallItem() | ToolSearchCallItem() | TextCallItem():
+            _own(messages).setdefault("tool_calls", []).append(item.as_call())
 
 
 def _own(messages: list[dict[str, Any]], *behind: str) -> dict[str, Any]:

@@ -10,13 +10,19 @@ from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints, Tag,
 from forebay.base.foreign import PASSED, passed_fields
 from forebay.requests.sampling_params import MAX_TOP_LOGPROBS
 from forebay.server.api.core.renaming import renamed
-from forebay.server.api.openai.responses_items import CompactionTrigger, Item, MessageItem, messages_of
+from forebay.server.api.openai.responses_items import (
+    CompactionTrigger,
+    Item,
+    MessageItem,
+    messages_of,
+    tools_of,
+    tools_offered,
+)
 from forebay.server.api.openai.responses_tools import (
     OfferedTool,
     Tool,
     ToolChoice,
     hosted_tools,
-    offered_tools,
     shown_tools,
 )
 from forebay.server.protocol.ignored import MAX_METADATA, MAX_METADATA_KEY, neutral, one_of
@@ -133,20 +139,20 @@ class InputTokensRequest(WithVariables):
     def renamings(self) -> dict[str, str]:
         """Which of this body's fields a chat's stand for."""
         own: dict[str, str] = {}
-        for i, tool in enumerate(self.own_tools):
+        for i, tool in enumerate(self.own_tools(self.items)):
             own[rf"tools\.{i}\.custom\.format\.grammar"] = f"{tool.place}.format"
             own[rf"tools\.{i}\.(function|custom)"] = tool.place
         return own | _NAMES
 
-    @property
-    def own_tools(self) -> list[OfferedTool]:
-        """The tools that the client runs."""
-        return list(offered_tools(self.tools or ()))
+    def own_tools(self, items: Sequence[Item]) -> list[OfferedTool]:
+        """Return the tools that the client runs, of a conversation with these items."""
+        return tools_offered(self.tools or (), items)
 
     @property
     def left_out(self) -> list[str]:
         """The hosted tools, each kind once: this server does not run them."""
-        kinds = (str(tool["type"])[:64] for tool in hosted_tools(self.tools or ()))
+        every = (self.tools or (), *(tools for _, tools in tools_of(self.items)))
+        kinds = (str(tool["type"])[:64] for tools in every for tool in hosted_tools(tools))
         return list(dict.fromkeys(kinds))
 
     def chat_of(self, items: Sequence[Item]) -> ChatRequest:
@@ -160,7 +166,7 @@ class InputTokensRequest(WithVariables):
             "model": self.model,
             "parallel_tool_calls": self.parallel_tool_calls,
             "reasoning_effort": self.reasoning.effort if self.reasoning else None,
-            "tools": [tool.as_chat() for tool in self.own_tools] or None,
+            "tools": [tool.as_chat() for tool in self.own_tools(items)] or None,
             "tool_choice": choice if choice is None or isinstance(choice, str) else choice.as_chat(),
         }
         kept = {name: value for name, value in own.items() if value is not None}

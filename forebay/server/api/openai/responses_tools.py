@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field, Tag, WithJsonSchema
 
@@ -16,6 +16,7 @@ from forebay.server.protocol.validation import branch, by_shape
 class FunctionTool(ToolFunction):
     """A function that the client offers."""
 
+    call_type: ClassVar[str] = "function_call"  # of the item that calls it
     ignored = {
         "allowed_callers": one_of(None, ["direct"]),
         "async": one_of(None, False),
@@ -38,6 +39,7 @@ class InlineGrammar(GrammarDefinition):
 class TextInputTool(Strict):
     """A tool that takes one text."""
 
+    call_type: ClassVar[str] = "custom_tool_call"
     ignored = {"allowed_callers": one_of(None, ["direct"]), "async": one_of(None, False)}
     type: Literal["custom"]
     defer_loading: bool | None = None
@@ -57,6 +59,19 @@ class TextInputTool(Strict):
         if isinstance(self.format, InlineGrammar):
             options["format"] = {"type": "grammar", "grammar": self.format.model_dump(exclude={"type"})}
         return {"type": "custom", "custom": options}
+
+
+class ToolSearch(ToolFunction):
+    """A search for further tools, which the client does. What it finds is offered from then on."""
+
+    call_type: ClassVar[str] = "tool_search_call"
+    type: Literal["tool_search"]
+    execution: Literal["client"]
+    name: Literal["tool_search"] = "tool_search"
+
+    def as_chat(self) -> dict[str, Any]:
+        """Return the search as a function of a chat."""
+        return {"type": "function", "function": self.model_dump(exclude={"type", "execution"}, exclude_none=True)}
 
 
 _OWN_TOOLS: Final = ("function", "custom")
@@ -92,12 +107,20 @@ class NamespaceTool(Strict):
     tools: Annotated[list[_ToolOfNamespace], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
+def _tool_shape(value: Any) -> str | None:
+    """Return the branch of a tool. A search that the server would do is one of the other tools."""
+    if isinstance(value, dict) and value.get("type") == "tool_search" and value.get("execution") != "client":
+        return branch("other")
+    return _shape(value, *_OWN_TOOLS, "namespace", "tool_search", other="other")
+
+
 Tool: TypeAlias = Annotated[
     Annotated[FunctionTool, Tag(branch("function"))]
     | Annotated[TextInputTool, Tag(branch("custom"))]
     | Annotated[NamespaceTool, Tag(branch("namespace"))]
+    | Annotated[ToolSearch, Tag(branch("tool_search"))]
     | Annotated[dict[str, Any], Field(fail_fast=True), _other_than(*_OWN_TOOLS, "namespace"), Tag(branch("other"))],
-    by_shape(lambda value: _shape(value, *_OWN_TOOLS, "namespace", other="other"), "an object with a type"),
+    by_shape(_tool_shape, "an object with a type"),
 ]
 
 
@@ -111,7 +134,7 @@ class OfferedTool(NamedTuple):
     """A tool that the client runs, its place in the request, and its namespace. `about` is the description of the
     namespace, which the first of its tools has."""
 
-    tool: FunctionTool | TextInputTool
+    tool: FunctionTool | TextInputTool | ToolSearch
     place: str
     namespace: str | None = None
     about: str = ""
@@ -131,7 +154,7 @@ class OfferedTool(NamedTuple):
 def offered_tools(tools: Sequence[Tool]) -> Iterator[OfferedTool]:
     """Yield the tools that the client runs, those of namespaces too. Hosted tools are left out."""
     for place, tool in enumerate(tools):
-        if isinstance(tool, FunctionTool | TextInputTool):
+        if isinstance(tool, FunctionTool | TextInputTool | ToolSearch):
             yield OfferedTool(tool, f"tools.{place}")
         elif isinstance(tool, NamespaceTool):
             about = tool.description or ""
@@ -155,7 +178,9 @@ def shown_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     return [_shown(tool) for tool in tools if not isinstance(tool, dict)]
 
 
-def _shown(tool: FunctionTool | TextInputTool | NamespaceTool) -> dict[str, Any]:
+def _shown(tool: FunctionTool | TextInputTool | NamespaceTool | ToolSearch) -> dict[str, Any]:
+    if isinstance(tool, ToolSearch):
+        return {"type": tool.type, "execution": tool.execution, "description": tool.description, "parameters": None}
     named = {"type": tool.type, "name": tool.name}
     if isinstance(tool, NamespaceTool):
         return {**named, "description": "", "tools": shown_tools(tool.tools)}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from forebay.base.errors import RequestError
 from forebay.server.api.core.images import chat_ids
 from forebay.server.api.core.prompts import check_answerable
-from forebay.server.api.openai.responses_items import CALLS, OUTPUTS, Item, MessageItem
+from forebay.server.api.openai.responses_items import CALLS, OUTPUTS, AdditionalToolsItem, Item, MessageItem
 from forebay.server.api.openai.responses_request import InputTokensRequest
 from forebay.server.context import RequestContext, ServerContext
 from forebay.server.protocol.requests import ChatRequest
@@ -55,4 +55,4 @@ def without(items: Sequence[Item], num_dropped: int) -> list[Item]:
 
 
 def _is_of(item: Item, *roles: str) -> bool:
-    return isinstance(item, MessageItem) and item.role in roles
+    return isinstance(item, MessageItem | AdditionalToolsItem) and item.role in roles
