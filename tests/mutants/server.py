@@ -183,6 +183,34 @@ SERVER = (
         "server/test_messages.py::test_tools_are_used_over_three_turns",
     ),
     Mutant(
+        "C27 a stream of a response ends with the response: a client without it asks again",
+        "server/api/openai/responses_dialect.py",
+        """return before + self._event(f"response.{ended['status']}", {"response": ended})""",
+        "return before",
+        "server/test_responses.py::test_functions_are_called_over_three_turns",
+    ),
+    Mutant(
+        "C27 a text in an event is JSON: a client cannot parse another one",
+        "server/api/openai/responses_dialect.py",
+        "called.encode(), _encode(text))",
+        "called.encode(), b'\"%b\"' % text.encode())",
+        "server/test_responses.py::test_functions_are_called_over_three_turns",
+    ),
+    Mutant(
+        "C27 a call that is cut off is incomplete in its events",
+        "server/api/openai/responses_dialect.py",
+        '        if isinstance(part, CallEnded):\n            return b""\n',
+        "",
+        "server/test_tool_search.py::test_call_that_is_cut_off_is_incomplete_in_its_events_as_in_the_answer",
+    ),
+    Mutant(
+        "C27 of two tools with one name the first of a conversation stands",
+        "server/api/openai/responses_items.py",
+        "            if each.name not in names:\n",
+        "            if True:\n",
+        "server/test_tool_search.py::test_search_for_tools_is_called_and_what_it_finds_can_be_called",
+    ),
+    Mutant(
         "C27 an event of an item carries that item's index",
         "server/api/openai/responses_dialect.py",
         "        self._count += 1\n",
@@ -334,6 +362,28 @@ SERVER = (
         "text/answers/reading.py",
         "*filter(None, [closes]))\n        begins",
         "*filter(None, [self._think and self._think.closes]))\n        begins",
+        _READ + "test_what_models_also_write",
+    ),
+    Mutant(
+        "C27 the arguments of a call are the model's characters",
+        "text/answers/calls.py",
+        "        return (yield from json_value(cursor, self.answer.argue))\n",
+        """        value = list[str]()
+        done = yield from json_value(cursor, value.append)
+        self.answer.argue(json_text.decode("".join(value)).__repr__() if done else "".join(value))
+        return done
+""",
+        _READ + "test_a_stored_answer_is_read_as_what_was_meant",
+    ),
+    Mutant(
+        "C27 values in calls of MiMo keep their white space",
+        "text/answers/formats.py",
+        """            Tagged("<function=", (">",), "<parameter=", ">", "", "</parameter>", "</function>"),
+            begins=("<tool_call>",),
+""",
+        """            Tagged("<function=", (">",), "<parameter=", ">", "", "</parameter>", "</function>", lines=True),
+            begins=("<tool_call>",),
+""",
         _READ + "test_what_models_also_write",
     ),
     Mutant(
