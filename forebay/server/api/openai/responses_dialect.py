@@ -100,9 +100,10 @@ _encode: Final = msgspec.json.Encoder().encode
 def _object_of(text: str) -> dict[str, Any] | str:
     """Return the object that a text of JSON is; the text itself if it is none, as that of a call that was cut off."""
     try:
-        return json_text.decode(text or "{}", type=dict[str, Any])
+        found: dict[str, Any] = json_text.decode(text or "{}", type=dict[str, Any])
     except ValueError:
         return text
+    return found
 
 
 @dataclass(slots=True)
