@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from coverage import CoverageData
@@ -71,16 +72,45 @@ class Covered:
 def covered(overlay: Overlay, sources: Sequence[str], tests: Sequence[str]) -> Covered:
     """Return which of `tests`, files below `tests/`, run each line of `sources`, files below `forebay/`.
 
-    Records it if these sources and tests have not been recorded yet.
+    Records those of them that have not been recorded with these sources yet.
     """
-    texts = [REPOSITORY / "forebay" / name for name in sources] + [REPOSITORY / "tests" / name for name in tests]
-    kept = _KEPT / f"{hashlib.sha256(b''.join(path.read_bytes() for path in texts)).hexdigest()[:16]}.json"
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(_record(overlay, sources, tests)))
-    told = json.loads(kept.read_text())
-    lines = {file: {int(line): found for line, found in of.items()} for file, of in told["tests"].items()}
-    return Covered(tests=lines, seconds=told["seconds"], failed=told["failed"])
+    folder = _KEPT / _digest(REPOSITORY / "forebay" / name for name in sources)
+    kept = {name: folder / f"{_digest([REPOSITORY / 'tests' / name])}.json" for name in tests}
+    if missing := [name for name, path in kept.items() if not path.exists()]:
+        folder.mkdir(parents=True, exist_ok=True)
+        told = _record(overlay, sources, missing)
+        for name in missing:
+            kept[name].write_text(json.dumps(_of_file(f"tests/{name}", told)))
+    lines: dict[str, dict[int, list[str]]] = {name: {} for name in sources}
+    seconds: dict[str, float] = {}
+    failed: list[str] = []
+    for path in kept.values():
+        part = json.loads(path.read_text())
+        seconds |= part["seconds"]
+        failed += part["failed"]
+        for name, of in part["tests"].items():
+            for line, found in of.items():
+                lines[name].setdefault(int(line), []).extend(found)
+    return Covered(tests=lines, seconds=seconds, failed=failed)
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    texts = b"".join(str(path).encode() + path.read_bytes() for path in paths)
+    return hashlib.sha256(texts).hexdigest()[:16]
+
+
+def _of_file(file: str, told: dict[str, Any]) -> dict[str, Any]:
+    """Return of a record the part of one file of tests."""
+
+    def is_own(test: str) -> bool:
+        return test.partition("::")[0] == file
+
+    lines = {
+        name: {line: own for line, found in of.items() if (own := [*filter(is_own, found)])}
+        for name, of in told["tests"].items()
+    }
+    seconds = {test: value for test, value in told["seconds"].items() if is_own(test)}
+    return {"tests": lines, "seconds": seconds, "failed": [*filter(is_own, told["failed"])]}
 
 
 def _record(overlay: Overlay, sources: Sequence[str], tests: Sequence[str]) -> dict[str, Any]:
@@ -97,12 +127,13 @@ def _record(overlay: Overlay, sources: Sequence[str], tests: Sequence[str]) -> d
     }
     files = [f"tests/{name}" for name in tests]
     overlay.python(["-m", "pytest", "-q", *_PYTEST, "-m", "not slow", *files], environment, limit_s=None)
-    data = CoverageData(str(folder / "combined"))
+    data = CoverageData(no_disk=True)
     for part in folder.glob("data.*"):
         one = CoverageData(str(part))
         with contextlib.suppress(CoverageException):  # a process that was killed wrote a part of it
             one.read()
             data.update(one)
+        part.unlink()
     by_line = {name: data.contexts_by_lineno(str(overlay.root / "forebay" / name)) for name in sources}
     return {
         "tests": {

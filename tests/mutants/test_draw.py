@@ -1,9 +1,10 @@
 """Changes that the generator draws: which there are, what they leave alone, and that a seed repeats them."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -250,3 +251,41 @@ def test_covered_records_tests_fixtures_and_processes(tmp_path: Path, monkeypatc
         ]
         assert found.seconds.keys() == {f"tests/test_f.py::test_{name}" for name in ("one", "three", "child", "red")}
         assert found.failed == ["tests/test_f.py::test_red"]
+    (tmp_path / "tests/test_g.py").write_text("from forebay.f import f\ndef test_one(): f(1)\n")
+    (tmp_path / "tests/test_f.py").write_text("from forebay.f import f\ndef test_three(): f(0)\n")
+    found = covered(overlay, ["f.py"], ["test_f.py", "test_g.py"])
+    assert [found.by("f.py", [line]) for line in (4, 7)] == [
+        {"tests/test_g.py::test_one"},
+        {"tests/test_f.py::test_three"},
+    ]
+    assert (found.failed, len([*(tmp_path / "kept").rglob("*.json")])) == ([], 3)
+
+
+def test_covered_records_only_files_of_tests_that_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[list[str]] = []
+
+    def record(overlay: Overlay, sources: Sequence[str], tests: Sequence[str]) -> dict[str, Any]:
+        recorded.append([*tests])
+        ids = [f"tests/{name}::test_{(tmp_path / 'tests' / name).read_text()}" for name in tests]
+        files = [f"tests/{name}" for name in tests]
+        return {"tests": {"f.py": {"4": ids, "5": files}}, "seconds": dict.fromkeys(ids, 1.0), "failed": ids[:1]}
+
+    monkeypatch.setattr("tests.mutants.covered.REPOSITORY", tmp_path)
+    monkeypatch.setattr("tests.mutants.covered._KEPT", tmp_path / "kept")
+    monkeypatch.setattr("tests.mutants.covered._record", record)
+    for name, text in (("forebay/f.py", "1"), ("tests/test_a.py", "a"), ("tests/test_b.py", "a")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    overlay, tests = object.__new__(Overlay), ["test_a.py", "test_b.py"]
+    covered(overlay, ["f.py"], tests)
+    (tmp_path / "tests/test_b.py").write_text("c")
+    found = covered(overlay, ["f.py"], tests)
+    assert recorded == [tests, ["test_b.py"]]
+    assert found.tests == {
+        "f.py": {4: ["tests/test_a.py::test_a", "tests/test_b.py::test_c"], 5: ["tests/test_a.py", "tests/test_b.py"]}
+    }
+    assert found.seconds == {"tests/test_a.py::test_a": 1.0, "tests/test_b.py::test_c": 1.0}
+    assert found.failed == ["tests/test_a.py::test_a", "tests/test_b.py::test_c"]
+    (tmp_path / "forebay/f.py").write_text("2")
+    covered(overlay, ["f.py"], tests)
+    assert recorded[2:] == [tests], "other sources have other lines"
