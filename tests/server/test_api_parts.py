@@ -16,7 +16,7 @@ from forebay.server.api import fields_by_route
 from forebay.server.api.anthropic.messages_request import MessagesRequest
 from forebay.server.api.core import dialect, generation, pooled
 from forebay.server.api.core.dialect import Collector, EventWriter, collect
-from forebay.server.api.core.generation import cache_usage
+from forebay.server.api.core.generation import CachedDetails, cache_usage
 from forebay.server.api.core.items import Call, items_of
 from forebay.server.api.core.pooling import Batch, Vector
 from forebay.server.api.core.renaming import by_type, renamed
@@ -67,7 +67,7 @@ def test_vectors_of_more_than_16384_numbers_are_written_by_a_worker(
     usage = pooled.PooledUsage(
         prompt_tokens=3,
         total_tokens=3,
-        prompt_tokens_details=SimpleNamespace(cached_tokens=0),  # type: ignore[arg-type]
+        prompt_tokens_details=CachedDetails(cached_tokens=0),
         weight_version=0,
         cache=None,  # type: ignore[arg-type]
     )
@@ -175,7 +175,7 @@ def test_pooled_usage_is_of_all_prompts_and_the_latest_weights() -> None:
     server: Any = SimpleNamespace(tokenizer=SimpleNamespace(table=None))
     usage = pooled._usage(server, SimpleNamespace(adapter=""), batch)  # type: ignore[arg-type]
     assert (usage.prompt_tokens, usage.total_tokens, usage.weight_version) == (3, 3, 5)
-    assert usage.prompt_tokens_details == {"cached_tokens": 3} or usage.prompt_tokens_details.cached_tokens == 3  # type: ignore[comparison-overlap]
+    assert usage.prompt_tokens_details == CachedDetails(cached_tokens=3)
 
 
 # Names.
