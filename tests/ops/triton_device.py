@@ -22,13 +22,19 @@ from tests.ops import helpers
 
 pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
 from forebay.ops.triton import TritonOps, attention, experts
-from forebay.ops.triton.choices import ALL_ROWS
+from forebay.ops.triton.choices import ALL_ROWS, Choice, Choices
+from tests.ops.interpreter import speed_up
+
+if not HAS_GPU:
+    speed_up()
 
 __all__ = [
     "ALL_ROWS",
     "HAS_GPU",
     "INTERPRETER_ALONE",
     "ON_EACH_DEVICE",
+    "Choice",
+    "Choices",
     "OnDevice",
     "TritonOps",
     "assert_close",

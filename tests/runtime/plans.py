@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import numpy as np
 
+from forebay.memory.slots import PAD
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan, StepResult
 from forebay.runtime import LaunchedStep, ModelRunner
@@ -33,6 +34,7 @@ class Planner:
         deal = np.random.default_rng(seed).permutation(num_rows * pages_per_row) + 1
         self.pages = np.concatenate([np.zeros((1, pages_per_row), np.int64), deal.reshape(num_rows, pages_per_row)])
         self.prompts: dict[int, list[int]] = {}
+        self.adapters: Mapping[int, int] = {}  # by row the slot of its adapter
         self.lens = np.zeros(num_rows + 1, dtype=np.int64)
         self.wanting_prompt_logprobs: set[int] = set()
         self._admissions: list[Admission] = []
@@ -50,7 +52,14 @@ class Planner:
             self.wanting_prompt_logprobs.add(row)
         count = len(tokens) if num_prompt is None else num_prompt
         self._admissions.append(
-            Admission(row=row, request_id=row, params=params, token_ids=known(tokens), num_prompt=count)
+            Admission(
+                row=row,
+                request_id=row,
+                params=params,
+                token_ids=known(tokens),
+                num_prompt=count,
+                adapter=self.adapters.get(row, PAD),
+            )
         )
 
     def plan(self, extends: Sequence[tuple[int, int]] = (), decodes: Sequence[Decode] = ()) -> StepPlan:

@@ -92,10 +92,9 @@ def test_poisoned_scales_change_nothing(case: str, native_ops: Any) -> None:
     check(case, Ops(1), kv_dtype=torch.int8, graphs=Eager(), num_decodes=2)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @INTERPRETER_ALONE
 @pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, of NaN in rows that nobody reads
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", INTERPRETED)
 def test_poisoned_padding_triton_changes_nothing(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_PROGRAMS", 8)  # for a machine that runs one program at a time
