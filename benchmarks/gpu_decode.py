@@ -118,7 +118,7 @@ class RandomWeights:
         return value
 
     def linear(self, weight: TensorParam, bias: TensorParam | None) -> LinearWeight:
-        return self._ops.pack_linear(self.tensor(weight), None if bias is None else self.tensor(bias))
+        return self._ops.linear.pack(self.tensor(weight), None if bias is None else self.tensor(bias))
 
     def table(self, param: TensorParam) -> Tensor:
         return self.tensor(param)

@@ -97,10 +97,10 @@ def products(ops: TritonOps, sizes: Sizes, device: str) -> Iterator[Row]:
         dense = torch.randn(n, k, device=device).bfloat16()
         for name, form in FORMS.items():
             if form is None:
-                made = replace(ops.pack_linear(dense), own_rows=ALL_ROWS)
+                made = replace(ops.linear.pack(dense), own_rows=ALL_ROWS)
             else:
                 codes = _codes(form, n, k)
-                made = ops.pack_quantized(stored_codes(form, (n, k), lambda codes=codes: codes.rows))
+                made = ops.linear.pack_quantized(stored_codes(form, (n, k), lambda codes=codes: codes.rows))
             assert isinstance(made, TritonLinearWeight)
             num_bytes = sum(part.nbytes for part in (made.values, made.scales) if part is not None)
             copies = max(1, min(12, ROTATED_BYTES // num_bytes)) if device == "cuda" else 1
@@ -111,7 +111,7 @@ def products(ops: TritonOps, sizes: Sizes, device: str) -> Iterator[Row]:
                     name=f"product, {n} x {k}, {name}, {rows} rows",
                     num_bytes=num_bytes + x.nbytes + 2 * rows * n,
                     operations=2.0 * rows * n * k,
-                    ours=lambda i, x=x, weights=weights: ops.linear(x, weights[i]),
+                    ours=lambda i, x=x, weights=weights: ops.linear.apply(x, weights[i]),
                     theirs=lambda i, x=x, others=others: F.linear(x, others[i]),
                     copies=copies,
                 )
@@ -145,7 +145,9 @@ def attention(ops: TritonOps, sizes: Sizes, device: str) -> Iterator[Row]:
             name=f"attention, {batch} x {context}, {queries} queries each",
             num_bytes=2.0 * batch * context * kv_heads * size * 2 + 2 * q.nbytes,
             operations=4.0 * pairs * heads * size,
-            ours=lambda _, q=q, cache=cache, paged=paged: ops.paged_attention(q, cache, paged, scale=size**-0.5),
+            ours=lambda _, q=q, cache=cache, paged=paged: ops.attention.paged_attention(
+                q, cache, paged, scale=size**-0.5
+            ),
             theirs=theirs,
         )
 
@@ -165,7 +167,7 @@ def scans(ops: TritonOps, sizes: Sizes, device: str) -> Iterator[Row]:
             name=f"Mamba 2, {batch} x {tokens} tokens, {heads} heads of {size} x {state_size}",
             num_bytes=moved * batch * 4.0 * heads * size * state_size + 2 * x.nbytes + 2 * b.nbytes,
             operations=6.0 * total * heads * size * state_size,
-            ours=lambda _, a=(x, dt, b, b, scan, state, states): ops.mamba2_scan(*a),
+            ours=lambda _, a=(x, dt, b, b, scan, state, states): ops.recurrence.mamba2_scan(*a),
             theirs=None,
         )
         heads, key_heads, size = sizes.delta
@@ -182,7 +184,7 @@ def scans(ops: TritonOps, sizes: Sizes, device: str) -> Iterator[Row]:
                 name=f"delta rule{' by channel' if decays else ''}, {batch} x {tokens} tokens, {heads} heads of {size}",
                 num_bytes=moved * batch * 4.0 * heads * size * size + 2 * (key.nbytes + value.nbytes) + decay.nbytes,
                 operations=8.0 * total * heads * size * size,
-                ours=lambda _, a=(key, key, value, decay, beta, state, states): ops.gated_delta_rule(*a),
+                ours=lambda _, a=(key, key, value, decay, beta, state, states): ops.recurrence.gated_delta_rule(*a),
                 theirs=None,
             )
 

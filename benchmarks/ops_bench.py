@@ -55,19 +55,19 @@ def linear_cases() -> Iterator[Case]:
 
     def layers(ops: Ops, rows: int) -> Step:
         if ops.name not in packed:
-            packed[ops.name] = [[ops.pack_linear(w) for w in layer] for layer in weights]
+            packed[ops.name] = [[ops.linear.pack(w) for w in layer] for layer in weights]
         inputs = {width: random(rows, width) for width in (HIDDEN, INTERMEDIATE)}
 
         def step() -> None:
             for layer in packed[ops.name]:
                 for w in layer:
-                    ops.linear(inputs[w.in_features], w)
+                    ops.linear.apply(inputs[w.in_features], w)
 
         return step
 
     def logits(ops: Ops, rows: int) -> Step:
-        x, w = random(rows, HIDDEN), ops.pack_linear(head)
-        return lambda: ops.linear_f32(x, w)
+        x, w = random(rows, HIDDEN), ops.linear.pack(head)
+        return lambda: ops.linear.apply_f32(x, w)
 
     for rows in ROWS:
         yield Case(name=f"linears, {LAYERS} layers", size=f"M={rows}", make=lambda ops, m=rows: layers(ops, m))
@@ -88,8 +88,8 @@ def quantized_rows(ops: Ops, repeats: int) -> None:
     head = random(VOCAB, HIDDEN) * HIDDEN**-0.5
     head_codes = _coded(head, 8)
     sides = [
-        ([ops.pack_quantized(w) for _ in range(LAYERS) for w in codes], ops.pack_quantized(head_codes)),
-        ([ops.pack_linear(w) for _ in range(LAYERS) for w in weights], ops.pack_linear(head)),
+        ([ops.linear.pack_quantized(w) for _ in range(LAYERS) for w in codes], ops.linear.pack_quantized(head_codes)),
+        ([ops.linear.pack(w) for _ in range(LAYERS) for w in weights], ops.linear.pack(head)),
     ]
     num_bytes = sum(w.num_bytes for w in codes) * LAYERS + head_codes.num_bytes
     per_row = sum(w.numel() for w in weights) * LAYERS
@@ -99,8 +99,8 @@ def quantized_rows(ops: Ops, repeats: int) -> None:
 
         def run() -> None:
             for w in layers:
-                ops.linear(inputs[w.in_features], w)
-            ops.linear_f32(inputs[HIDDEN][:logit_rows], head)
+                ops.linear.apply(inputs[w.in_features], w)
+            ops.linear.apply_f32(inputs[HIDDEN][:logit_rows], head)
 
         return run
 
@@ -136,7 +136,7 @@ def attention_cases() -> Iterator[Case]:
                 out_cache_loc=torch.empty(0, dtype=torch.int64),
             )
             for cache in caches:
-                ops.paged_attention(q, cache, paged, scale=HEAD_DIM**-0.5)
+                ops.attention.paged_attention(q, cache, paged, scale=HEAD_DIM**-0.5)
 
         return step
 
@@ -166,13 +166,13 @@ def small_cases() -> Iterator[Case]:
         at = torch.arange(rows)
         logits = torch.randn(min(rows, LOGIT_ROWS), VOCAB)
         calls: dict[str, Callable[..., object]] = {
-            "rms_norm": lambda ops, x=x: ops.rms_norm(x, weight, 1e-5),
-            "add_rms_norm": lambda ops, x=x, r=residual: ops.add_rms_norm(x, r, weight, 1e-5),
-            "silu_and_mul": lambda ops, x=gate_up: ops.silu_and_mul(x),
-            "apply_rope": lambda ops, q=q, k=k, at=at: ops.apply_rope(q, k, at, cos_sin),
-            "store_kv": lambda ops, k=k, at=at: ops.store_kv(k, k, cache, at),
-            "embedding": lambda ops, at=at: ops.embedding(at, table),
-            "argmax_rows": lambda ops, x=logits: ops.argmax_rows(x),
+            "rms_norm": lambda ops, x=x: ops.norms.rms_norm(x, weight, 1e-5),
+            "add_rms_norm": lambda ops, x=x, r=residual: ops.norms.add_rms_norm(x, r, weight, 1e-5),
+            "silu_and_mul": lambda ops, x=gate_up: ops.elementwise.silu_and_mul(x),
+            "apply_rope": lambda ops, q=q, k=k, at=at: ops.attention.apply_rope(q, k, at, cos_sin),
+            "store_kv": lambda ops, k=k, at=at: ops.attention.store_kv(k, k, cache, at),
+            "embedding": lambda ops, at=at: ops.linear.embedding(at, table),
+            "argmax_rows": lambda ops, x=logits: ops.sampling.argmax_rows(x),
         }
         for name, call in calls.items():
             size = f"M={logits.shape[0] if name == 'argmax_rows' else rows}"
@@ -184,10 +184,10 @@ def expert_cases() -> Iterator[Case]:
     gate_up, down = [random(2 * width, HIDDEN) for _ in range(experts)], [random(HIDDEN, width) for _ in range(experts)]
 
     def step(ops: Ops, rows: int) -> Step:
-        packed = ops.pack_experts([ops.pack_linear(w) for w in gate_up], [ops.pack_linear(w) for w in down])
+        packed = ops.experts.pack_experts([ops.linear.pack(w) for w in gate_up], [ops.linear.pack(w) for w in down])
         x = random(rows, HIDDEN)
         weights, ids = torch.rand(rows, experts).topk(choices, dim=-1)
-        return lambda: ops.fused_experts(x, packed, ids, weights)
+        return lambda: ops.experts.fused_experts(x, packed, ids, weights)
 
     for rows in (1, 16, 64):
         yield Case(name="fused_experts, 4 of 16", size=f"M={rows}", make=lambda ops, m=rows: step(ops, m))
@@ -217,7 +217,9 @@ def mamba2_case() -> RecurrentCase:
         x = x.unflatten(1, (heads, head_size))
         a, d, dt_bias = -torch.rand(heads), torch.rand(heads), torch.rand(heads)
         scan = Scan(a, d, dt_bias)
-        return lambda state, batch: ops.mamba2_scan(x, dt, b.unsqueeze(1), c.unsqueeze(1), scan, state, batch)
+        return lambda state, batch: ops.recurrence.mamba2_scan(
+            x, dt, b.unsqueeze(1), c.unsqueeze(1), scan, state, batch
+        )
 
     linears = ((2 * inner + 2 * state_size + heads, hidden), (hidden, inner))
     return RecurrentCase(name="mamba2", state=(heads, state_size, head_size), linears=linears, make=make)
@@ -231,7 +233,7 @@ def delta_case(name: str, *, per_channel: bool) -> RecurrentCase:
         q, k, v = row.unflatten(1, (-1, size)).split([key_heads, key_heads, heads], dim=1)
         log_decay = -torch.rand(tokens, heads, *([size] if per_channel else []))
         beta = torch.rand(tokens, heads)
-        return lambda state, batch: ops.gated_delta_rule(q, k, v, log_decay, beta, state, batch)
+        return lambda state, batch: ops.recurrence.gated_delta_rule(q, k, v, log_decay, beta, state, batch)
 
     linears = ((2 * (key_heads + heads) * size + 2 * heads, hidden), (hidden, heads * size))
     return RecurrentCase(name=name, state=(heads, size, size), linears=linears, make=make)
@@ -257,13 +259,13 @@ def bench_recurrent(ops: Ops, case: RecurrentCase, repeats: int) -> None:
     copies = [torch.empty_like(state) for state in states]
     decode, prefill = case.make(ops, SEQUENCES), case.make(ops, PROMPT)
     many, one = state_batch(SEQUENCES, 1), state_batch(1, PROMPT)
-    weights = [[ops.pack_linear(random(n, k)) for n, k in case.linears] for _ in range(RECURRENT_LAYERS)]
+    weights = [[ops.linear.pack(random(n, k)) for n, k in case.linears] for _ in range(RECURRENT_LAYERS)]
     inputs = [random(PROMPT, k) for _, k in case.linears]
 
     def products() -> None:
         for layer in weights:
             for x, w in zip(inputs, layer, strict=True):
-                ops.linear(x, w)
+                ops.linear.apply(x, w)
 
     steps: list[Step] = [
         lambda: [decode(state, many) for state in states],

@@ -40,7 +40,7 @@ def mamba2(heads: int) -> Callable[[Ops, Tensor], Callable[[int, Tensor, StateBa
         x, b, c = row.split([heads * 64, 128, 128], dim=-1)
         x, b, c, dt = x.unflatten(1, (heads, 64)), b.unsqueeze(1), c.unsqueeze(1), random(len(row), heads)
         weights = Scan(-torch.rand(heads), torch.rand(heads), torch.rand(heads))
-        return lambda n, state, batch: ops.mamba2_scan(x[:n], dt[:n], b[:n], c[:n], weights, state, batch)
+        return lambda n, state, batch: ops.recurrence.mamba2_scan(x[:n], dt[:n], b[:n], c[:n], weights, state, batch)
 
     return make
 
@@ -49,7 +49,9 @@ def delta(heads: int) -> Callable[[Ops, Tensor], Callable[[int, Tensor, StateBat
     def make(ops: Ops, row: Tensor) -> Callable[[int, Tensor, StateBatch], object]:
         q, k, v = row.unflatten(1, (-1, 128)).split([heads, heads, heads], dim=1)
         decay, beta = -torch.rand(len(row), heads), torch.rand(len(row), heads)
-        return lambda n, state, batch: ops.gated_delta_rule(q[:n], k[:n], v[:n], decay[:n], beta[:n], state, batch)
+        return lambda n, state, batch: ops.recurrence.gated_delta_rule(
+            q[:n], k[:n], v[:n], decay[:n], beta[:n], state, batch
+        )
 
     return make
 
@@ -89,7 +91,7 @@ def bench(ops: Ops, model: Model, dtype: torch.dtype, rows: int, width: int, rep
 
     def layers(batch: StateBatch, n: int) -> None:
         for conv_state, scan_state in zip(convs, scans, strict=True):
-            ops.causal_conv(x[:n], conv, conv_state, batch)
+            ops.recurrence.causal_conv(x[:n], conv, conv_state, batch)
             scan(n, scan_state, batch)
 
     verified = batch_of(slots, width, width, torch.zeros_like(slots))

@@ -28,26 +28,8 @@ from scripts.shape import (
 )
 
 COMPLEX_FUNCTIONS: dict[str, int] = {}
-LARGE_OBJECTS: dict[str, int] = {
-    "ops/reference/experts.py:ExpertOps": 28,
-    "ops/interface.py:Ops": 83,
-    "ops/native/ops.py:NativeOps": 94,
-    "ops/native/experts.py:NativeExpertOps": 34,
-}
-CHAINS: set[str] = {
-    "cluster/replica.py:Replica",
-    "ops/native/adapters.py:NativeAdapters",
-    "ops/native/attention.py:NativeAttention",
-    "ops/native/compression.py:NativeCompression",
-    "ops/native/drafting.py:NativeDrafting",
-    "ops/native/elementwise.py:NativeElementwise",
-    "ops/native/pictures.py:NativePictures",
-    "ops/native/recurrence.py:NativeRecurrence",
-    "ops/native/selection.py:NativeSelection",
-    "ops/native/steps.py:NativeSteps",
-    "ops/native/streams.py:NativeStreams",
-    "ops/native/tiers.py:NativeTiers",
-}
+LARGE_OBJECTS: dict[str, int] = {}
+CHAINS: set[str] = {"cluster/replica.py:Replica"}
 
 
 @cache

@@ -71,7 +71,7 @@ def _write(checkpoint: Checkpoint, folder: Path, quantization: Quantization) -> 
     here = Here(this_cpu(), has_gpu=False, kernel_folders=(PREBUILT, cache_folder("ops")))
     ops = make_ops(default_backend(here)[0], usable_cores().value)
     with byte_progress("quantize") as progress:
-        return write_quantized(checkpoint, folder, quantization, ops.quantize_into, progress)
+        return write_quantized(checkpoint, folder, quantization, ops.linear.quantize_into, progress)
 
 
 def _check_space(folder: Path, checkpoint: Checkpoint, quantization: Quantization) -> None:

@@ -141,9 +141,9 @@ class Attention:
         q, k, v, gate = self._project(ctx, x)
         out = self._attend(ctx, q, k, v).flatten(1)
         if spec.output_gate:
-            out = ops.mul_sigmoid(out, gate)
+            out = ops.elementwise.mul_sigmoid(out, gate)
         if self._gate is not None:
-            out = ops.mul_sigmoid(out, self._gate(ctx, x))
+            out = ops.elementwise.mul_sigmoid(out, self._gate(ctx, x))
         return self._output(ctx, out)
 
     def _project(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -154,19 +154,25 @@ class Attention:
         q, k, v, gate = torch.split(self._qkv(ctx, x), [spec.q_size, spec.kv_size, values, gates], dim=-1)
         v = k if spec.values_from_keys else v
         if spec.qk_norm is QkNorm.FULL:
-            q, k = (ops.rms_norm(part, weight, spec.norm_eps) for part, weight in zip((q, k), self._norms, strict=True))
+            q, k = (
+                ops.norms.rms_norm(part, weight, spec.norm_eps)
+                for part, weight in zip((q, k), self._norms, strict=True)
+            )
         q = q.view(len(x), spec.num_heads, spec.head_dim)
         k = k.view(len(x), spec.num_kv_heads, spec.head_dim)
         v = v.view(len(x), spec.num_kv_heads, spec.v_head_dim)
         if self._cos_sin is not None:
-            ops.apply_rope(q, k, ctx.positions, self._cos_sin)
+            ops.attention.apply_rope(q, k, ctx.positions, self._cos_sin)
         if spec.qk_norm is QkNorm.HEAD:
-            q, k = (ops.rms_norm(part, weight, spec.norm_eps) for part, weight in zip((q, k), self._norms, strict=True))
+            q, k = (
+                ops.norms.rms_norm(part, weight, spec.norm_eps)
+                for part, weight in zip((q, k), self._norms, strict=True)
+            )
         elif spec.qk_norm is QkNorm.LAYER:
             parts = zip((q, k), self._norms, strict=True)
-            q, k = (ops.layer_norm(part, weight, None, spec.norm_eps) for part, weight in parts)
+            q, k = (ops.norms.layer_norm(part, weight, None, spec.norm_eps) for part, weight in parts)
         if self._plain is not None:
-            v = ops.rms_norm(v, self._plain, spec.norm_eps)
+            v = ops.norms.rms_norm(v, self._plain, spec.norm_eps)
         return q, k, v, gate
 
 

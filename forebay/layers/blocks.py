@@ -62,14 +62,14 @@ class ResidualBlock:
     def __call__(self, ctx: ForwardContext, x: Tensor, residual: Tensor) -> Tensor:
         ops = self._ops
         for part, before, after in self._sublayers:
-            x = part(ctx, ops.add_(residual, x) if before is None else before.of_sum(x, residual))
+            x = part(ctx, ops.elementwise.add_(residual, x) if before is None else before.of_sum(x, residual))
             if after is not None:
                 x = after.of(x)
             if self._multiplier != 1.0:
-                ops.scale_(x, self._multiplier)
+                ops.elementwise.scale_(x, self._multiplier)
         if self._scale != 1.0:
-            ops.scale_(residual, self._scale)
-            ops.scale_(x, self._scale)
+            ops.elementwise.scale_(residual, self._scale)
+            ops.elementwise.scale_(x, self._scale)
         return x
 
 
@@ -95,7 +95,7 @@ class Branches:
         """x [T, H] -> [T, H]."""
         first, *others = (_of(ctx, x, sublayer) for sublayer in self._sublayers)
         for other in others:
-            self._ops.add_(first, other)
+            self._ops.elementwise.add_(first, other)
         return first
 
 

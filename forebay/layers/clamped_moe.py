@@ -17,7 +17,7 @@ from forebay.ops import ExpertActivation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClampedMoeSpec:
-    """`alpha` and `limit` are those of `Ops.clamped_swiglu`."""
+    """`alpha` and `limit` are those of `ElementwiseOps.clamped_swiglu`."""
 
     name: str
     router: RouterSpec
@@ -39,10 +39,10 @@ class ClampedMoe:
         experts = [parts.without_adapters.within(f"{spec.name}.{expert}") for expert in range(spec.router.num_experts)]
         before = [own.linear({"gate_proj": inner, "up_proj": inner}, size, bias=True).weight for own in experts]
         down = [own.linear({"down_proj": size}, inner, bias=True).weight for own in experts]
-        self._experts = ops.pack_experts(
+        self._experts = ops.experts.pack_experts(
             before, down, ExpertActivation.CLAMPED_SWIGLU, alpha=spec.alpha, limit=spec.limit
         )
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
-        return self._ops.fused_experts(x, self._experts, *self._router(ctx, x))
+        return self._ops.experts.fused_experts(x, self._experts, *self._router(ctx, x))

@@ -58,10 +58,12 @@ class EntryIndexer:
         ops, index = self._ops, self._index
         seen = self._keys(ctx, x)
         q = self._q_layer(ctx, q_latent).view(len(x), index.num_heads, index.head_dim)
-        ops.apply_rope(q, q[:, :0], ctx.positions, self._cos_sin)
-        weights = ops.linear_f32(x, self._weights)
-        positions, counts = ops.select_tokens(q, weights, self._keys.entries(ctx), seen, index.top_k)
-        return ops.token_pages(positions, counts, seen).with_lens(ops.selected_lens(seen.seq_lens, counts))
+        ops.attention.apply_rope(q, q[:, :0], ctx.positions, self._cos_sin)
+        weights = ops.linear.apply_f32(x, self._weights)
+        positions, counts = ops.selection.select_tokens(q, weights, self._keys.entries(ctx), seen, index.top_k)
+        return ops.selection.token_pages(positions, counts, seen).with_lens(
+            ops.compression.selected_lens(seen.seq_lens, counts)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,21 +113,23 @@ class CompressedAttention:
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Writes the keys of the step's tokens and the entries of its blocks, then attends."""
         ops, spec = self._ops, self._spec
-        q_latent = ops.rms_norm(self._q_a(ctx, x), self._q_a_norm, spec.norm_eps)
+        q_latent = ops.norms.rms_norm(self._q_a(ctx, x), self._q_a_norm, spec.norm_eps)
         q = self._q_b(ctx, q_latent).view(len(x), spec.num_heads, spec.head_dim)
-        q = ops.rms_norm(q, self._ones, spec.norm_eps)
-        k = ops.rms_norm(self._kv(ctx, x), self._kv_norm, spec.norm_eps).unsqueeze(1)
+        q = ops.norms.rms_norm(q, self._ones, spec.norm_eps)
+        k = ops.norms.rms_norm(self._kv(ctx, x), self._kv_norm, spec.norm_eps).unsqueeze(1)
         paged, cache = ctx.pages(ctx.cache.specs[self._window].kind), ctx.cache.kv(self._window)
-        ops.rope_and_store_kv(q, k, k, ctx.positions, self._cos_sin, cache, paged.out_cache_loc)
+        ops.attention.rope_and_store_kv(q, k, k, ctx.positions, self._cos_sin, cache, paged.out_cache_loc)
         if self._compressor is None:
-            out = ops.paged_attention(q, cache, paged, scale=self._scale, sliding_window=spec.window, sinks=self._sinks)
+            out = ops.attention.paged_attention(
+                q, cache, paged, scale=self._scale, sliding_window=spec.window, sinks=self._sinks
+            )
         else:
             entries = self._compressor.entries(ctx), self._read(ctx, self._compressor, x, q_latent)
-            out = ops.compressed_attention(
+            out = ops.compression.compressed_attention(
                 q, ctx.positions, (cache, paged), entries, scale=self._scale, window=spec.window, sinks=self._sinks
             )
-        ops.unrotate(out, ctx.positions, self._cos_sin)
-        grouped = ops.linear_heads(out.view(len(x), spec.groups, -1), self._o_a)
+        ops.compression.unrotate(out, ctx.positions, self._cos_sin)
+        grouped = ops.experts.linear_heads(out.view(len(x), spec.groups, -1), self._o_a)
         return self._o_b(ctx, grouped.flatten(1))
 
     def _read(self, ctx: ForwardContext, compressor: Compressor, x: Tensor, q_latent: Tensor) -> PagedKv:
@@ -140,4 +144,4 @@ def _grouped(spec: CompressedAttentionSpec, parts: Parts) -> HeadWeights:
     width, order = heads * spec.head_dim, turned(spec.head_dim, spec.rope.dim, count=heads)
     stored = parts.values("wo_a.weight", spec.groups * spec.output_rank, width)
     groups = in_order(stored, order).view(spec.groups, spec.output_rank, width)
-    return parts.ops.pack_heads([parts.ops.pack_linear(group.contiguous()) for group in groups])
+    return parts.ops.experts.pack_heads([parts.ops.linear.pack(group.contiguous()) for group in groups])

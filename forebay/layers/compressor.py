@@ -74,11 +74,11 @@ class Compressor:
         ops, spec = self._ops, self._spec
         kv, gate = self._project(ctx, x).chunk(2, dim=-1)
         blocks = self._blocks(ctx)
-        entries = ops.compress(kv, gate, self._bias, ctx.cache.ring(self._states), blocks)
-        entries = ops.rms_norm(entries, self._norm, spec.norm_eps).unsqueeze(1)
-        ops.apply_rope(entries, entries[:, :0], blocks.first, self._cos_sin)
-        ops.store_kv(entries, entries, ctx.cache.kv(self._entries), blocks.loc)
-        return ops.entry_pages(ctx.positions, ctx.full, spec.rate)
+        entries = ops.compression.compress(kv, gate, self._bias, ctx.cache.ring(self._states), blocks)
+        entries = ops.norms.rms_norm(entries, self._norm, spec.norm_eps).unsqueeze(1)
+        ops.attention.apply_rope(entries, entries[:, :0], blocks.first, self._cos_sin)
+        ops.attention.store_kv(entries, entries, ctx.cache.kv(self._entries), blocks.loc)
+        return ops.compression.entry_pages(ctx.positions, ctx.full, spec.rate)
 
     def entries(self, ctx: ForwardContext) -> KvCache:
         """Return the cache of the entries."""
@@ -90,5 +90,7 @@ class Compressor:
         ring = ctx.cache.ring(self._states).kv.shape[1]
         how = Compression(rate=spec.rate, overlap=spec.overlap, ring=ring, by_row=not spec.overlap)
         if how not in ctx.carried.blocks:
-            ctx.carried.blocks[how] = self._ops.plan_blocks(ctx.positions, ctx.full.out_cache_loc, paged, how)
+            ctx.carried.blocks[how] = self._ops.compression.plan_blocks(
+                ctx.positions, ctx.full.out_cache_loc, paged, how
+            )
         return ctx.carried.blocks[how]

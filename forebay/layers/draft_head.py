@@ -48,9 +48,9 @@ class DraftHead:
         """
         ops, eps = self._ops, self._eps
         of_embedding, of_hidden, last = self._norms
-        both = [ops.rms_norm(embedded, of_embedding, eps), ops.rms_norm(hidden, of_hidden, eps)]
-        x = self._join(ctx, ops.concat(both))
-        residual = ops.zeros_like(x)
+        both = [ops.norms.rms_norm(embedded, of_embedding, eps), ops.norms.rms_norm(hidden, of_hidden, eps)]
+        x = self._join(ctx, ops.elementwise.concat(both))
+        residual = ops.elementwise.zeros_like(x)
         for block in self._blocks:
             x = block(ctx, x, residual)
-        return ops.add_rms_norm(x, residual, last, eps)
+        return ops.norms.add_rms_norm(x, residual, last, eps)

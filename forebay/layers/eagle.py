@@ -45,11 +45,11 @@ class EagleLayers:
         hidden [T, H] is of the tokens at the context's positions; embedded [T, H] of the token behind each. Writes KV.
         """
         ops = self._ops
-        x = self._join(ctx, ops.concat([embedded, hidden]))
-        residual = ops.zeros_like(x)
+        x = self._join(ctx, ops.elementwise.concat([embedded, hidden]))
+        residual = ops.elementwise.zeros_like(x)
         for block in self._blocks:
             x = block(ctx, x, residual)
-        return ops.add_(residual, x)
+        return ops.elementwise.add_(residual, x)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,19 +111,21 @@ class Eagle3Layers:
         """
         ops, eps = self._ops, self._spec.norm_eps
         of_embedding, of_hidden, between = self._norms
-        normed = ops.rms_norm(hidden, of_hidden, eps)
-        residual = ops.add_(ops.zeros_like(hidden), normed if self._spec.norm_before_residual else hidden)
-        x = self._attention(ctx, ops.concat([ops.rms_norm(embedded, of_embedding, eps), normed]))
-        x = self._mlp(ctx, ops.add_rms_norm(x, residual, between, eps))
-        return ops.add_(residual, x)
+        normed = ops.norms.rms_norm(hidden, of_hidden, eps)
+        residual = ops.elementwise.add_(
+            ops.elementwise.zeros_like(hidden), normed if self._spec.norm_before_residual else hidden
+        )
+        x = self._attention(ctx, ops.elementwise.concat([ops.norms.rms_norm(embedded, of_embedding, eps), normed]))
+        x = self._mlp(ctx, ops.norms.add_rms_norm(x, residual, between, eps))
+        return ops.elementwise.add_(residual, x)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """[N, H], of which the logits are taken."""
-        return self._ops.rms_norm(hidden, self._last_norm, self._spec.norm_eps)
+        return self._ops.norms.rms_norm(hidden, self._last_norm, self._spec.norm_eps)
 
     def token_ids(self, hidden: Tensor) -> Tensor | None:
         """hidden [N, H] -> the tokens [N] int64 that its own logits make the most likely; None if it has no logits."""
         if self._head is None:
             return None
-        ids, _ = self._ops.argmax_rows(self._ops.linear_f32(self.normed(hidden), self._head))
-        return ids if self._targets is None else self._ops.embedding(ids, self._targets).squeeze(1)
+        ids, _ = self._ops.sampling.argmax_rows(self._ops.linear.apply_f32(self.normed(hidden), self._head))
+        return ids if self._targets is None else self._ops.linear.embedding(ids, self._targets).squeeze(1)

@@ -26,8 +26,8 @@ def embedding_table(name: str, num_tokens: int, size: int) -> TensorParam:
 def lookup(parts: Parts, table: Tensor | LinearWeight) -> Callable[[Tensor], Tensor]:
     """ids [T] -> their rows of a table of `Weights`, [T, H]."""
     if isinstance(table, Tensor):
-        return partial(parts.ops.embedding, table=table, dtype=parts.weights.dtype)
-    return partial(parts.ops.embedding_packed, table=table, dtype=parts.weights.dtype)
+        return partial(parts.ops.linear.embedding, table=table, dtype=parts.weights.dtype)
+    return partial(parts.ops.linear.embedding_packed, table=table, dtype=parts.weights.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,9 +65,9 @@ class PerLayerInputs:
         ops, spec = self._ops, self._spec
         # The projection is to be divided by sqrt(H): to a norm that is the same as H times its epsilon.
         projected = self._project(ctx, x).view(len(x), self._num_layers, spec.size)
-        normed = ops.rms_norm(projected, self._norm, spec.norm_eps * spec.hidden_size).flatten(1)
-        own = ops.scale_(self._lookup(input_ids), spec.size**0.5)
-        return ops.scale_(ops.add_(own, normed), 2**-0.5)
+        normed = ops.norms.rms_norm(projected, self._norm, spec.norm_eps * spec.hidden_size).flatten(1)
+        own = ops.elementwise.scale_(self._lookup(input_ids), spec.size**0.5)
+        return ops.elementwise.scale_(ops.elementwise.add_(own, normed), 2**-0.5)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,5 +95,5 @@ class PerLayerGate:
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
         assert ctx.per_layer is not None, "a step without per-layer inputs"
-        opened = self._ops.concat([self._gate(ctx, x), ctx.per_layer[:, self._own]])
-        return self._output(ctx, self._ops.gelu_and_mul(opened))
+        opened = self._ops.elementwise.concat([self._gate(ctx, x), ctx.per_layer[:, self._own]])
+        return self._output(ctx, self._ops.elementwise.gelu_and_mul(opened))

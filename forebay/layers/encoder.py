@@ -61,7 +61,7 @@ class Patches:
         self._ops, self._size, self._dtype = parts.ops, spec.size, parts.weights.dtype
         self._device, width = parts.weights.device, spec.hidden_size
         kernel = parts.values("patch_embedding.weight", width, CHANNELS, spec.size, spec.size)
-        weight = parts.ops.pack_linear(kernel.view(width, -1), parts.values("patch_embedding.bias", width))
+        weight = parts.ops.linear.pack(kernel.view(width, -1), parts.values("patch_embedding.bias", width))
         self._embedding = Linear(parts.ops, weight)
         ids = position_ids(spec.side) if spec.by_fraction else torch.arange(spec.side**2)
         self._positions = parts.tensor("position_embedding.weight", len(ids), width, change=lambda table: table[ids])
@@ -69,8 +69,8 @@ class Patches:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """pixels uint8 [height, width, 3] -> [P, h]."""
-        rows = self._ops.patch_rows(pixels.to(self._device), self._size, self._scale, self._dtype)
-        return self._ops.add_(self._embedding.of(rows), self._positions)
+        rows = self._ops.pictures.patch_rows(pixels.to(self._device), self._size, self._scale, self._dtype)
+        return self._ops.elementwise.add_(self._embedding.of(rows), self._positions)
 
 
 def position_ids(side: int) -> Tensor:
@@ -121,7 +121,7 @@ class FlexPatches:
         self._device, width, size = parts.weights.device, spec.hidden_size, spec.size
         by_row = parts.values("patch_embedding.weight", width, CHANNELS * size * size)
         by_channel = by_row.view(width, size * size, CHANNELS).transpose(1, 2).reshape(width, -1)
-        weight = parts.ops.pack_linear(by_channel, parts.values("patch_embedding.bias", width))
+        weight = parts.ops.linear.pack(by_channel, parts.values("patch_embedding.bias", width))
         self._embedding = Linear(parts.ops, weight)
         self._table = parts.tensor("position_embedding.weight", spec.side**2, width)
         self._side = spec.side
@@ -130,9 +130,9 @@ class FlexPatches:
     def __call__(self, pixels: Tensor) -> Tensor:
         """pixels uint8 [height, width, 3] -> [P, h]."""
         height, width, _ = pixels.shape
-        rows = self._ops.patch_rows(pixels.to(self._device), self._size, self._scale, self._dtype)
+        rows = self._ops.pictures.patch_rows(pixels.to(self._device), self._size, self._scale, self._dtype)
         positions = self._positions_of((height // self._size, width // self._size))
-        return self._ops.add_(self._embedding.of(rows), positions)
+        return self._ops.elementwise.add_(self._embedding.of(rows), positions)
 
     def _positions_of(self, grid: tuple[int, int]) -> Tensor:
         """Interpolate the table to a grid of patches, in float32: [P, h]."""
@@ -187,9 +187,9 @@ class EncoderBlock:
         """x [P, h], which stays as it is -> [P, h]. `tile` says which patches attend to each other."""
         ops, (norm_attention, norm_mlp) = self._ops, self._norms
         q, k, v = self._qkv.of(norm_attention(x)).view(len(x), 3, self._heads, -1).unbind(1)
-        attended = ops.paged_attention(q, KvCache(k, v), tile, scale=self._scale)
-        x = ops.add_(self._out.of(attended.flatten(1)), x)
-        return ops.add_(self._down.of(ops.gelu(self._up.of(norm_mlp(x)))), x)
+        attended = ops.attention.paged_attention(q, KvCache(k, v), tile, scale=self._scale)
+        x = ops.elementwise.add_(self._out.of(attended.flatten(1)), x)
+        return ops.elementwise.add_(self._down.of(ops.elementwise.gelu(self._up.of(norm_mlp(x)))), x)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,7 +222,7 @@ class Connector:
 
     def __call__(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x [P, h] of a grid of patches -> [P / s^2, H]."""
-        return self._projection.of(self._ops.gather_rows(x, self._order(grid)).view(-1, self._width))
+        return self._projection.of(self._ops.drafting.gather_rows(x, self._order(grid)).view(-1, self._width))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -253,13 +253,13 @@ class Pool:
         self._ops, self._eps, self._count = parts.ops, spec.norm_eps, spec.factor**2
         self._norm = parts.tensor("mm_soft_emb_norm.weight", spec.hidden_size, offset=1.0)
         weight = parts.values("mm_input_projection_weight", spec.hidden_size, spec.output_size)
-        self._projection = Linear(parts.ops, parts.ops.pack_linear(weight.T.contiguous()))
+        self._projection = Linear(parts.ops, parts.ops.linear.pack(weight.T.contiguous()))
         self._order = square_orders(spec.factor, parts.weights.device)
 
     def __call__(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x [P, h] of a grid of patches -> [P / s^2, H]."""
-        means = self._ops.mean_rows(self._ops.gather_rows(x, self._order(grid)), self._count)
-        return self._projection.of(self._ops.rms_norm(means, self._norm, self._eps))
+        means = self._ops.pictures.mean_rows(self._ops.drafting.gather_rows(x, self._order(grid)), self._count)
+        return self._projection.of(self._ops.norms.rms_norm(means, self._norm, self._eps))
 
 
 def square_orders(factor: int, device: torch.device | str) -> Callable[[tuple[int, int]], Tensor]:
@@ -314,6 +314,6 @@ class Projector:
 
     def __call__(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x [P, h] of a grid of patches -> [P / s^2, H]."""
-        x = self._ops.gather_rows(x, self._order(grid)).view(-1, self._width)
+        x = self._ops.drafting.gather_rows(x, self._order(grid)).view(-1, self._width)
         x = x if self._norm is None else self._norm(x)
-        return self._down.of(self._ops.gelu(self._up.of(x), exact=True))
+        return self._down.of(self._ops.elementwise.gelu(self._up.of(x), exact=True))

@@ -17,7 +17,8 @@ from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.params import Rows
 from forebay.layers.states import States
-from forebay.ops.reference.recurrence import Convolution, DeltaGates, GatedNorm
+from forebay.ops.reference.norms import GatedNorm
+from forebay.ops.reference.recurrence import Convolution, DeltaGates
 from forebay.pools.cache_spec import RecentInputs, RecurrentState
 
 
@@ -70,10 +71,10 @@ class GatedDelta:
         sizes = [delta.channels, delta.value_size, heads, heads]
         mixed, gate, beta, decay = torch.split(self._inputs(ctx, x), sizes, dim=-1)
         state = ctx.cache.state(self._layer)
-        mixed = States.of(ctx).run(ops.causal_conv, mixed, self._conv, state.conv)
-        log_decay, beta = ops.delta_gates(decay, beta, self._gates)
+        mixed = States.of(ctx).run(ops.recurrence.causal_conv, mixed, self._conv, state.conv)
+        log_decay, beta = ops.recurrence.delta_gates(decay, beta, self._gates)
         q, k, v = torch.split(mixed, [delta.key_size, delta.key_size, delta.value_size], dim=-1)
         q, k = (part.view(tokens, key_heads, delta.key_head_dim) for part in (q, k))
         v = v.view(tokens, heads, delta.value_head_dim)
-        out = States.of(ctx).run(ops.gated_delta_rule, q, k, v, log_decay, beta, state.ssm).flatten(1)
-        return self._output(ctx, ops.gated_rms_norm(out, gate, self._norm))
+        out = States.of(ctx).run(ops.recurrence.gated_delta_rule, q, k, v, log_decay, beta, state.ssm).flatten(1)
+        return self._output(ctx, ops.norms.gated_rms_norm(out, gate, self._norm))

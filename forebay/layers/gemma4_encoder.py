@@ -55,17 +55,17 @@ class AxisPatches:
         self._device, width, pixels = parts.weights.device, spec.hidden_size, spec.size**2
         by_row = parts.values("input_proj.weight", width, pixels * CHANNELS)
         by_channel = by_row.view(width, pixels, CHANNELS).transpose(1, 2).reshape(width, -1)
-        self._embedding = Linear(parts.ops, parts.ops.pack_linear(by_channel))
+        self._embedding = Linear(parts.ops, parts.ops.linear.pack(by_channel))
         self._positions = parts.tensor("position_embedding_table", 2, spec.num_positions, width)
         self._scale = pixel_scale(spec.rescale, spec.mean, spec.std, self._device)
 
     def __call__(self, pixels: Tensor) -> tuple[Tensor, Grid]:
         """pixels uint8 [height, width, 3] -> [P, h], and the rows and columns of patches."""
         rows, columns = pixels.shape[0] // self._size, pixels.shape[1] // self._size
-        patches = self._ops.patch_rows(pixels.to(self._device), self._size, self._scale, self._dtype)
+        patches = self._ops.pictures.patch_rows(pixels.to(self._device), self._size, self._scale, self._dtype)
         of_columns, of_rows = self._positions[0, :columns], self._positions[1, :rows]
         positions = (of_rows.unsqueeze(1) + of_columns).flatten(0, 1)
-        return self._ops.add_(self._embedding.of(patches), positions), (rows, columns)
+        return self._ops.elementwise.add_(self._embedding.of(patches), positions), (rows, columns)
 
 
 class ClippedLinear:
@@ -135,20 +135,20 @@ class Gemma4Block:
         """x [P, h], which stays as it is -> [P, h]. `tile` says which patches attend to each other."""
         ops, (before_attention, after_attention, before_mlp, after_mlp) = self._ops, self._norms
         attended = self._attended(before_attention(x), tile, by)
-        x = ops.add_(after_attention(self._out.of(attended)), x)
+        x = ops.elementwise.add_(after_attention(self._out.of(attended)), x)
         normed = before_mlp(x)
-        inner = ops.mul(ops.gelu(self._gate.of(normed)), self._up.of(normed))
-        return ops.add_(after_mlp(self._down.of(inner)), x)
+        inner = ops.elementwise.mul(ops.elementwise.gelu(self._gate.of(normed)), self._up.of(normed))
+        return ops.elementwise.add_(after_mlp(self._down.of(inner)), x)
 
     def _attended(self, normed: Tensor, tile: PagedKv, by: Rotation) -> Tensor:
         """Attend over all patches of a tile, [P, h] -> [P, Hq * D]."""
         ops, spec = self._ops, self._spec
         q, k, v = (
-            ops.rms_norm(linear.of(normed).view(len(normed), -1, spec.head_dim), weight, spec.norm_eps)
+            ops.norms.rms_norm(linear.of(normed).view(len(normed), -1, spec.head_dim), weight, spec.norm_eps)
             for linear, weight in zip(self._qkv, self._head_norms, strict=True)
         )
-        ops.apply_rope(q, k, by.positions, by.cos_sin, axes=by.axes)
-        return ops.paged_attention(q, KvCache(k, v), tile, scale=1.0).flatten(1)
+        ops.attention.apply_rope(q, k, by.positions, by.cos_sin, axes=by.axes)
+        return ops.attention.paged_attention(q, KvCache(k, v), tile, scale=1.0).flatten(1)
 
 
 def rotary_order(head_dim: int) -> Rows:
@@ -198,10 +198,10 @@ class Averages:
 
     def __call__(self, x: Tensor, grid: Grid) -> Tensor:
         """x [P, h] of a grid of patches -> [P / s^2, H]."""
-        means = self._ops.mean_rows(self._ops.gather_rows(x, self._order(grid)), self._count)
+        means = self._ops.pictures.mean_rows(self._ops.drafting.gather_rows(x, self._order(grid)), self._count)
         # Whole in float32: the root makes numbers large, and of large ones a mean is subtracted.
         tokens = means.float() * self._root
         if self._standard:
             mean, scale = self._standard
             tokens = (tokens - mean.float()) * scale.float()
-        return self._projection.of(self._ops.rms_norm(tokens.to(x.dtype), self._plain, self._eps))
+        return self._projection.of(self._ops.norms.rms_norm(tokens.to(x.dtype), self._plain, self._eps))

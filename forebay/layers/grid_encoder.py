@@ -58,7 +58,7 @@ class GridPatches:
         kernel = parts.values("patch_embed.proj.weight", width, CHANNELS, spec.depth, spec.size, spec.size)
         summed = kernel.float().sum(2).to(kernel.dtype).view(width, -1)
         bias = parts.values("patch_embed.proj.bias", width) if spec.side else None
-        self._embedding = Linear(parts.ops, parts.ops.pack_linear(summed, bias))
+        self._embedding = Linear(parts.ops, parts.ops.linear.pack(summed, bias))
         self._positions = parts.tensor("pos_embed.weight", spec.side**2, width) if spec.side else None
         self._scale = pixel_scale(spec.rescale, spec.mean, spec.std, self._device)
 
@@ -66,9 +66,11 @@ class GridPatches:
         """pixels uint8 [height, width, 3] -> [P, h], and the rows and columns of patches."""
         size = self._spec.size
         grid = pixels.shape[0] // size, pixels.shape[1] // size
-        rows = self._ops.patch_rows(pixels.to(self._device), size, self._scale, self._dtype)
+        rows = self._ops.pictures.patch_rows(pixels.to(self._device), size, self._scale, self._dtype)
         x = self._embedding.of(rows)
-        return (x if self._positions is None else self._ops.add_(x, self._interpolated(self._positions, grid))), grid
+        return (
+            x if self._positions is None else self._ops.elementwise.add_(x, self._interpolated(self._positions, grid))
+        ), grid
 
     def _interpolated(self, table: Tensor, grid: Grid) -> Tensor:
         """[P, h]: of each patch the four nearest positions of the table, weighted in float32 in a fixed order."""
@@ -112,12 +114,14 @@ class Mlp(NamedTuple):
 
 def quick_gelu(ops: Ops) -> Callable[[Tensor], Tensor]:
     """Return x * sigmoid(1.702 x) (arXiv 1606.08415, section 2). In bfloat16 transformers rounds the sigmoid, too."""
-    return lambda x: ops.mul_sigmoid(x, x * 1.702)
+    return lambda x: ops.elementwise.mul_sigmoid(x, x * 1.702)
 
 
-GELU: Final = Mlp(("linear_fc1",), "linear_fc2", lambda ops: ops.gelu, "gelu(Wu h + b)")
+GELU: Final = Mlp(("linear_fc1",), "linear_fc2", lambda ops: ops.elementwise.gelu, "gelu(Wu h + b)")
 QUICK_GELU: Final = Mlp(("fc1",), "fc2", quick_gelu, "quick_gelu(Wu h + b)")
-SWIGLU: Final = Mlp(("gate_proj", "up_proj"), "down_proj", lambda ops: ops.silu_and_mul, "(silu(Wg h + b) (Wu h + b))")
+SWIGLU: Final = Mlp(
+    ("gate_proj", "up_proj"), "down_proj", lambda ops: ops.elementwise.silu_and_mul, "(silu(Wg h + b) (Wu h + b))"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,10 +211,10 @@ class RotaryBlock:
         """x [P, h], which stays as it is -> [P, h]. `tile` says which patches attend to each other."""
         ops, (norm_attention, norm_mlp) = self._ops, self._norms
         q, k, v = self._qkv.of(norm_attention(x)).view(len(x), 3, self._heads, -1).unbind(1)
-        ops.apply_rope(q, k, by.positions, by.cos_sin, axes=by.axes)
-        attended = ops.paged_attention(q, KvCache(k, v), tile, scale=self._scale)
-        x = ops.add_(self._out.of(attended.flatten(1)), x)
-        return ops.add_(self._down.of(self._activate(self._up.of(norm_mlp(x)))), x)
+        ops.attention.apply_rope(q, k, by.positions, by.cos_sin, axes=by.axes)
+        attended = ops.attention.paged_attention(q, KvCache(k, v), tile, scale=self._scale)
+        x = ops.elementwise.add_(self._out.of(attended.flatten(1)), x)
+        return ops.elementwise.add_(self._down.of(self._activate(self._up.of(norm_mlp(x)))), x)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,6 +253,6 @@ class Merger:
     def __call__(self, x: Tensor, grid: Grid) -> Tensor:
         """x [P, h] -> [P / s^2, H]."""
         normed = x if self._norm_merged else self._norm(x)
-        merged = self._ops.gather_rows(normed, self._order(grid)).view(-1, self._width)
+        merged = self._ops.drafting.gather_rows(normed, self._order(grid)).view(-1, self._width)
         merged = self._norm(merged) if self._norm_merged else merged
-        return self._down.of(self._ops.gelu(self._up.of(merged), exact=True))
+        return self._down.of(self._ops.elementwise.gelu(self._up.of(merged), exact=True))

@@ -68,10 +68,10 @@ class Indexer:
         Writes the keys of the step's tokens."""
         ops, index, paged, keys = self._ops, self._index, ctx.pages(KV), ctx.cache.kv(self._layer)
         q = self._q_layer(ctx, q_latent).view(len(x), index.num_heads, index.head_dim)
-        k = ops.layer_norm(self._k_layer(ctx, x), self._norm_weight, self._norm_bias, _NORM_EPS).unsqueeze(1)
-        ops.rope_and_store_kv(q, k, k, ctx.positions, self._cos_sin, keys, paged.out_cache_loc)
-        weights = ops.linear_f32(x, self._weights)
-        positions, counts = ops.select_tokens(q, weights, keys, paged, index.top_k)
+        k = ops.norms.layer_norm(self._k_layer(ctx, x), self._norm_weight, self._norm_bias, _NORM_EPS).unsqueeze(1)
+        ops.attention.rope_and_store_kv(q, k, k, ctx.positions, self._cos_sin, keys, paged.out_cache_loc)
+        weights = ops.linear.apply_f32(x, self._weights)
+        positions, counts = ops.selection.select_tokens(q, weights, keys, paged, index.top_k)
         selected = Selection(positions=positions, counts=counts, paged=paged)
         ctx.carried.selection = selected
         return selected

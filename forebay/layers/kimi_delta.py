@@ -14,7 +14,8 @@ from forebay.families.mixers import KimiDelta
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.states import States
-from forebay.ops.reference.recurrence import Convolution, DeltaGates, GatedNorm
+from forebay.ops.reference.norms import GatedNorm
+from forebay.ops.reference.recurrence import Convolution, DeltaGates
 from forebay.pools.cache_spec import RecentInputs, RecurrentState
 
 
@@ -78,9 +79,13 @@ class KimiDeltaLayer:
         if self._second_layers:
             decay, gate = (layer(ctx, y) for layer, y in zip(self._second_layers, (decay, gate), strict=True))
         state = ctx.cache.state(self._layer)
-        mixed = States.of(ctx).run(ops.causal_conv, mixed, self._conv, state.conv)
+        mixed = States.of(ctx).run(ops.recurrence.causal_conv, mixed, self._conv, state.conv)
         heads = (len(x), delta.num_heads, delta.head_dim)
         q, k, v = (part.view(heads) for part in mixed.chunk(3, dim=-1))
-        log_decay, beta = ops.delta_gates(decay, beta, self._gates)
-        out = States.of(ctx).run(ops.gated_delta_rule, q, k, v, log_decay.view(heads), beta, state.ssm).flatten(1)
-        return self._output(ctx, ops.gated_rms_norm(out, gate, self._norm))
+        log_decay, beta = ops.recurrence.delta_gates(decay, beta, self._gates)
+        out = (
+            States.of(ctx)
+            .run(ops.recurrence.gated_delta_rule, q, k, v, log_decay.view(heads), beta, state.ssm)
+            .flatten(1)
+        )
+        return self._output(ctx, ops.norms.gated_rms_norm(out, gate, self._norm))

@@ -76,8 +76,10 @@ class LatentAttentionLayer:
         size = latent.nope_dim + latent.value_dim
         expansion = parts.values("kv_b_proj.weight", heads * size, latent.rank).view(heads, size, latent.rank)
         keys, values = torch.split(expansion, [latent.nope_dim, latent.value_dim], dim=1)
-        self._into_latent = ops.pack_heads([ops.pack_linear(head) for head in keys.transpose(1, 2).contiguous()])
-        self._out_of_latent = ops.pack_heads([ops.pack_linear(head) for head in values])
+        self._into_latent = ops.experts.pack_heads(
+            [ops.linear.pack(head) for head in keys.transpose(1, 2).contiguous()]
+        )
+        self._out_of_latent = ops.experts.pack_heads([ops.linear.pack(head) for head in values])
         self._kv_norm = parts.tensor("kv_a_layernorm.weight", latent.rank)
         self._q_norm = parts.tensor("q_a_layernorm.weight", latent.q_rank) if latent.q_rank else None
 
@@ -88,12 +90,14 @@ class LatentAttentionLayer:
         q_nope, q_rope = self._queries(ctx, q_latent)
         latent, k_rope = self._keys(ctx, x)
         if self._cos_sin is not None:
-            ops.apply_rope(q_rope, k_rope, ctx.positions, self._cos_sin)
-        q = ops.concat([ops.linear_heads(q_nope, self._into_latent), q_rope])
-        read = self._attend(ctx, q, ops.concat([latent, k_rope]), latent, selected=self._selected(ctx, x, q_latent))
-        out = ops.linear_heads(read, self._out_of_latent).flatten(1)
+            ops.attention.apply_rope(q_rope, k_rope, ctx.positions, self._cos_sin)
+        q = ops.elementwise.concat([ops.experts.linear_heads(q_nope, self._into_latent), q_rope])
+        read = self._attend(
+            ctx, q, ops.elementwise.concat([latent, k_rope]), latent, selected=self._selected(ctx, x, q_latent)
+        )
+        out = ops.experts.linear_heads(read, self._out_of_latent).flatten(1)
         if self._gate is not None:
-            out = ops.mul_sigmoid(out, self._gate(ctx, x))
+            out = ops.elementwise.mul_sigmoid(out, self._gate(ctx, x))
         return self._output(ctx, out)
 
     def _selected(self, ctx: ForwardContext, x: Tensor, q_latent: Tensor) -> Selection | None:
@@ -106,7 +110,7 @@ class LatentAttentionLayer:
         """x [T, H] -> the queries' latent vectors; x if there are none."""
         if self._q_norm is None:
             return x
-        return self._ops.rms_norm(self._q_layers[0](ctx, x), self._q_norm, _NORM_EPS)
+        return self._ops.norms.rms_norm(self._q_layers[0](ctx, x), self._q_norm, _NORM_EPS)
 
     def _queries(self, ctx: ForwardContext, q_latent: Tensor) -> tuple[Tensor, Tensor]:
         """Return queries [T, Hq, N] and [T, Hq, R] of what `_q_latent` returns."""
@@ -119,7 +123,7 @@ class LatentAttentionLayer:
         """x [T, H] -> the latent vectors [T, 1, C] and what all heads' keys have besides [T, 1, R]."""
         sizes = [self._latent.rank, self._latent.rope_dim]
         latent, rope = torch.split(self._kv_layer(ctx, x), sizes, dim=-1)
-        return self._ops.rms_norm(latent, self._kv_norm, _NORM_EPS).unsqueeze(1), rope.unsqueeze(1)
+        return self._ops.norms.rms_norm(latent, self._kv_norm, _NORM_EPS).unsqueeze(1), rope.unsqueeze(1)
 
 
 def _q_layers(spec: LatentAttentionSpec, parts: Parts) -> tuple[Linear, ...]:

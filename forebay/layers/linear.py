@@ -26,9 +26,9 @@ class Linear:
         """x [T, K] -> [T, N]."""
         out = self.of(x)
         if self._adapters is not None and ctx.adapters is not None:
-            self._ops.add_adapters(out, x, ctx.adapters, self._adapters)
+            self._ops.adapters.add(out, x, ctx.adapters, self._adapters)
         return out
 
     def of(self, x: Tensor) -> Tensor:
         """x [T, K] -> [T, N], outside of a decoder's step, without adapters."""
-        return self._ops.linear(x, self.weight)
+        return self._ops.linear.apply(x, self.weight)

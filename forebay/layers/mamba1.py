@@ -66,17 +66,17 @@ class Mamba1:
         """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""
         ops, state = self._ops, ctx.cache.state(self._layer)
         mixed, gate = self._inputs(ctx, x).chunk(2, dim=-1)
-        mixed = States.of(ctx).run(ops.causal_conv, mixed, self._conv, state.conv)
+        mixed = States.of(ctx).run(ops.recurrence.causal_conv, mixed, self._conv, state.conv)
         dt, b, c = self._select(ctx, mixed)
-        y = States.of(ctx).run(ops.mamba1_scan, mixed, self._dt(ctx, dt), b, c, self._scan, state.ssm)
-        return self._output(ctx, ops.mul_silu(y, gate))
+        y = States.of(ctx).run(ops.recurrence.mamba1_scan, mixed, self._dt(ctx, dt), b, c, self._scan, state.ssm)
+        return self._output(ctx, ops.elementwise.mul_silu(y, gate))
 
     def _select(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, I] -> dt in its rank [T, R], b and c [T, D], normed if the family norms them."""
         mixer, eps = self._spec.mixer, self._spec.norm_eps
         parts = torch.split(self._selection(ctx, x), [mixer.dt_rank, mixer.state_size, mixer.state_size], dim=-1)
         if self._norms:
-            parts = tuple(self._ops.rms_norm(part, w, eps) for part, w in zip(parts, self._norms, strict=True))
+            parts = tuple(self._ops.norms.rms_norm(part, w, eps) for part, w in zip(parts, self._norms, strict=True))
         dt, b, c = parts
         return dt, b, c
 

@@ -16,7 +16,8 @@ from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.linear import Linear
 from forebay.layers.states import States
-from forebay.ops.reference.recurrence import Convolution, GatedNorm, Scan
+from forebay.ops.reference.norms import GatedNorm
+from forebay.ops.reference.recurrence import Convolution, Scan
 from forebay.pools.cache_spec import RecentInputs, RecurrentState
 
 
@@ -85,12 +86,14 @@ class Mamba2:
         sizes = [mixer.intermediate_size, mixer.channels, mixer.num_heads]
         gate, mixed, dt = torch.split(self._inputs(ctx, x), sizes, dim=-1)
         state = ctx.cache.state(self._layer)
-        mixed = States.of(ctx).run(ops.causal_conv, mixed, self._conv, state.conv)
+        mixed = States.of(ctx).run(ops.recurrence.causal_conv, mixed, self._conv, state.conv)
         y, b, c = torch.split(mixed, [mixer.intermediate_size, mixer.group_channels, mixer.group_channels], dim=-1)
         y = y.view(len(x), mixer.num_heads, mixer.head_dim)
         b, c = (part.view(len(x), mixer.num_groups, mixer.state_size) for part in (b, c))
-        y = States.of(ctx).run(ops.mamba2_scan, y, dt, b, c, self._scan, state.ssm).flatten(1)
-        gated = ops.mul_silu(y, gate) if self._norm is None else ops.gated_rms_norm(y, gate, self._norm)
+        y = States.of(ctx).run(ops.recurrence.mamba2_scan, y, dt, b, c, self._scan, state.ssm).flatten(1)
+        gated = (
+            ops.elementwise.mul_silu(y, gate) if self._norm is None else ops.norms.gated_rms_norm(y, gate, self._norm)
+        )
         return self._output(ctx, gated)
 
 

@@ -41,7 +41,7 @@ _UNGATED: Final = (Activation.RELU2, Activation.GELU_TANH_UNGATED)
 class MlpSpec:
     """`names`: the checkpoint's names of gate, up and down, or of both inputs of the activation in one tensor, and
     down. The gate and the layer's output are multiplied by `gate_scale` and `scale`. With a `limit`, which is 0 for
-    none, gate and up of SiLU are cut at it as in `Ops.clamped_swiglu` with offset 0."""
+    none, gate and up of SiLU are cut at it as in `ElementwiseOps.clamped_swiglu` with offset 0."""
 
     name: str
     hidden_size: int
@@ -63,14 +63,14 @@ class Mlp:
     def __init__(self, spec: MlpSpec, parts: Parts) -> None:
         parts, ops = parts.within(spec.name), parts.ops
         activations: dict[Activation, Callable[[Tensor], Tensor]] = {
-            Activation.SILU: ops.silu_and_mul,
-            Activation.GELU_TANH: ops.gelu_and_mul,
-            Activation.RELU2: ops.relu2,
-            Activation.GELU_TANH_UNGATED: ops.gelu,
+            Activation.SILU: ops.elementwise.silu_and_mul,
+            Activation.GELU_TANH: ops.elementwise.gelu_and_mul,
+            Activation.RELU2: ops.elementwise.relu2,
+            Activation.GELU_TANH_UNGATED: ops.elementwise.gelu,
         }
         self._activate = activations[spec.activation]
         if spec.limit:
-            self._activate = partial(ops.clamped_swiglu, alpha=1.0, limit=spec.limit, offset=0.0)
+            self._activate = partial(ops.elementwise.clamped_swiglu, alpha=1.0, limit=spec.limit, offset=0.0)
         (*before, down), size, hidden_size = spec.names, spec.intermediate_size, spec.hidden_size
         up = 0 if spec.activation in _UNGATED else size
         self.before = parts.linear(
@@ -139,17 +139,17 @@ class Moe:
         before, down = [expert.before.weight for expert in experts], [expert.down.weight for expert in experts]
         clamp = {"alpha": 1.0, "limit": spec.limit, "offset": 0.0} if spec.limit else {}
         activation = ExpertActivation.CLAMPED_SWIGLU if spec.limit else _OF_EXPERTS[spec.activation]
-        self._experts = parts.ops.pack_experts(before, down, activation, **clamp)
+        self._experts = parts.ops.experts.pack_experts(before, down, activation, **clamp)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]: each token's experts, weighted as its router says."""
         ids, weights = self._router(ctx, x)
         if self._norm is not None:
-            x = self._ops.rms_norm(x, self._norm, self._eps)
+            x = self._ops.norms.rms_norm(x, self._norm, self._eps)
         if self._latent is None:
-            return self._ops.fused_experts(x, self._experts, ids, weights)
+            return self._ops.experts.fused_experts(x, self._experts, ids, weights)
         into, out_of = self._latent
-        return out_of(ctx, self._ops.fused_experts(into(ctx, x), self._experts, ids, weights))
+        return out_of(ctx, self._ops.experts.fused_experts(into(ctx, x), self._experts, ids, weights))
 
 
 def _latent(spec: MoeSpec, parts: Parts) -> tuple[Linear, Linear]:

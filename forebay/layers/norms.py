@@ -45,7 +45,9 @@ def build_norm(spec: NormSpec, parts: Parts, eps: float) -> Norm:
     ops, weights = parts.ops, parts.weights
     if isinstance(spec, TensorParam):
         weight = weights.tensor(spec)
-        return Norm(partial(ops.rms_norm, weight=weight, eps=eps), partial(ops.add_rms_norm, weight=weight, eps=eps))
+        return Norm(
+            partial(ops.norms.rms_norm, weight=weight, eps=eps), partial(ops.norms.add_rms_norm, weight=weight, eps=eps)
+        )
     bias = None if spec.bias is None else weights.tensor(spec.bias)
-    of = partial(ops.layer_norm, weight=weights.tensor(spec.weight), bias=bias, eps=eps)
-    return Norm(of, lambda x, residual: of(ops.add_(residual, x)))
+    of = partial(ops.norms.layer_norm, weight=weights.tensor(spec.weight), bias=bias, eps=eps)
+    return Norm(of, lambda x, residual: of(ops.elementwise.add_(residual, x)))

@@ -57,9 +57,9 @@ class PagedAttention:
             return self._over_tiers(ctx, q, k, v, selected, tiers)
         ops, loc, cache = self._ops, self._pages(ctx).out_cache_loc, ctx.cache.kv(self._layer)
         if self._cos_sin is None:
-            ops.store_kv(k, v, cache, loc)
+            ops.attention.store_kv(k, v, cache, loc)
         else:
-            ops.rope_and_store_kv(q, k, v, self._positions(ctx), self._cos_sin, cache, loc, axes=self._axes)
+            ops.attention.rope_and_store_kv(q, k, v, self._positions(ctx), self._cos_sin, cache, loc, axes=self._axes)
         return self._over_kept(ctx, q, None if selected is None else selected.pages(ops))
 
     def _over_tiers(
@@ -68,21 +68,25 @@ class PagedAttention:
         """Keep the step's tokens in both tiers, then attend over the selected ones, wherever each is."""
         ops, step = self._ops, ctx.kinds[RESIDENT]
         for loc in (step.device_loc, step.host_loc):
-            ops.store_kv(k, v, tiers.kv, loc)
-        pages = ops.swap_in(selected.positions, selected.counts, selected.paged, tiers, step)
-        return ops.paged_attention(q, tiers.kv, pages, scale=self._scale, sinks=self._sinks, softcap=self._softcap)
+            ops.attention.store_kv(k, v, tiers.kv, loc)
+        pages = ops.tiers.swap_in(selected.positions, selected.counts, selected.paged, tiers, step)
+        return ops.attention.paged_attention(
+            q, tiers.kv, pages, scale=self._scale, sinks=self._sinks, softcap=self._softcap
+        )
 
     def read(self, ctx: ForwardContext, q: Tensor) -> Tensor:
         """Keep nothing: q [T, Hq, D], which may change, over the KV that is there already -> [T, Hq, Dv]."""
         if self._cos_sin is not None:
-            self._ops.apply_rope(q, q[:, :0], self._positions(ctx), self._cos_sin, axes=self._axes)
+            self._ops.attention.apply_rope(q, q[:, :0], self._positions(ctx), self._cos_sin, axes=self._axes)
         return self._over_kept(ctx, q)
 
     def _over_kept(self, ctx: ForwardContext, q: Tensor, selected: PagedKv | None = None) -> Tensor:
         if self._query_scales is not None:
-            self._ops.scale_rows_(q.view(len(q), q.shape[1] * q.shape[2]), self._query_scales, ctx.positions)
+            self._ops.elementwise.scale_rows_(
+                q.view(len(q), q.shape[1] * q.shape[2]), self._query_scales, ctx.positions
+            )
         cache, pages = ctx.cache.kv(self._layer), self._pages(ctx) if selected is None else selected
-        return self._ops.paged_attention(
+        return self._ops.attention.paged_attention(
             q,
             cache,
             pages,

@@ -70,13 +70,13 @@ class PixtralPatches:
         self._ops, self._size, self._dtype = parts.ops, size, parts.weights.dtype
         self._device = parts.weights.device
         kernel = own.values("patch_conv.weight", width, CHANNELS, size, size)
-        self._embedding = Linear(parts.ops, parts.ops.pack_linear(kernel.view(width, -1)))
+        self._embedding = Linear(parts.ops, parts.ops.linear.pack(kernel.view(width, -1)))
         self._norm = build_norm(vector(f"{spec.name}.ln_pre.weight", width), parts, spec.norm_eps).of
         self._scale = pixel_scale(spec.rescale, spec.mean, spec.std, self._device)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """pixels uint8 [height, width, 3] -> [P, h]."""
-        rows = self._ops.patch_rows(pixels.to(self._device), self._size, self._scale, self._dtype)
+        rows = self._ops.pictures.patch_rows(pixels.to(self._device), self._size, self._scale, self._dtype)
         return self._norm(self._embedding.of(rows))
 
 
@@ -115,16 +115,18 @@ class PixtralBlock:
         self._out = attention.linear({"o_proj": width}, width)
         self._up = mlp.linear(dict.fromkeys(("gate_proj", "up_proj"), inner), width)
         self._down = mlp.linear({"down_proj": width}, inner)
-        self._activate = partial(self._ops.gelu_and_mul, exact=True) if spec.gelu else self._ops.silu_and_mul
+        self._activate = (
+            partial(self._ops.elementwise.gelu_and_mul, exact=True) if spec.gelu else self._ops.elementwise.silu_and_mul
+        )
 
     def __call__(self, x: Tensor, around: TileRope) -> Tensor:
         """x [P, h], which stays as it is -> [P, h]."""
         ops, (norm_attention, norm_mlp) = self._ops, self._norms
         q, k, v = self._qkv.of(norm_attention(x)).view(len(x), 3, self._heads, -1).unbind(1)
-        ops.apply_rope(q, k, around.positions, around.cos_sin)
-        attended = ops.paged_attention(q, KvCache(k, v), around.tile, scale=self._scale)
-        x = ops.add_(self._out.of(attended.flatten(1)), x)
-        return ops.add_(self._down.of(self._activate(self._up.of(norm_mlp(x)))), x)
+        ops.attention.apply_rope(q, k, around.positions, around.cos_sin)
+        attended = ops.attention.paged_attention(q, KvCache(k, v), around.tile, scale=self._scale)
+        x = ops.elementwise.add_(self._out.of(attended.flatten(1)), x)
+        return ops.elementwise.add_(self._down.of(self._activate(self._up.of(norm_mlp(x)))), x)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,12 +155,12 @@ class Merger:
         self._norm = build_norm(vector(f"{spec.name}.norm.weight", width), parts, spec.norm_eps).of
         by_channel = own.values("patch_merger.merging_layer.weight", width, size * width)
         by_patch = by_channel.view(width, width, size).transpose(1, 2).reshape(width, -1)
-        self._merge = Linear(parts.ops, parts.ops.pack_linear(by_patch))
+        self._merge = Linear(parts.ops, parts.ops.linear.pack(by_patch))
         self._up = own.linear({"linear_1": spec.output_size}, width, bias=spec.bias)
         self._down = own.linear({"linear_2": spec.output_size}, spec.output_size, bias=spec.bias)
         self._order = square_orders(spec.factor, parts.weights.device)
 
     def __call__(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """x [P, h] of a grid of patches -> [P / s^2, H]."""
-        squares = self._ops.gather_rows(self._norm(x), self._order(grid)).view(-1, self._width)
-        return self._down.of(self._ops.gelu(self._up.of(self._merge.of(squares)), exact=True))
+        squares = self._ops.drafting.gather_rows(self._norm(x), self._order(grid)).view(-1, self._width)
+        return self._down.of(self._ops.elementwise.gelu(self._up.of(self._merge.of(squares)), exact=True))

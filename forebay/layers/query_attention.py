@@ -59,5 +59,5 @@ class QueryAttention:
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
         q = self._queries(ctx, x).view(len(x), self._spec.num_heads, self._spec.head_dim)
-        q = self._ops.rms_norm(q, self._norm, self._spec.norm_eps)
+        q = self._ops.norms.rms_norm(q, self._norm, self._spec.norm_eps)
         return self._output(ctx, self._attend.read(ctx, q).flatten(1))

@@ -71,11 +71,11 @@ class Router:
         """x [T, H] -> the experts' numbers [T, k] int64 and their weights [T, k] float32."""
         ops, spec = self._ops, self._spec
         if self._norm is not None:
-            x = ops.rms_norm(x, self._norm, spec.norm_eps)
-        logits = ops.linear_f32(x, self._logits)
+            x = ops.norms.rms_norm(x, self._norm, spec.norm_eps)
+        logits = ops.linear.apply_f32(x, self._logits)
         if spec.scale != 1.0:
-            ops.scale_(logits, spec.scale)
+            ops.elementwise.scale_(logits, spec.scale)
         if self._table is not None:
             assert ctx.input_ids is not None, "a step of a model without its tokens"
-            return ops.hash_gating(logits, ctx.input_ids, self._table, spec.gating)
-        return ops.topk_gating(logits, spec.gating, self._correction, self._factors)
+            return ops.experts.hash_gating(logits, ctx.input_ids, self._table, spec.gating)
+        return ops.experts.topk_gating(logits, spec.gating, self._correction, self._factors)

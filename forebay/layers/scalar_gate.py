@@ -35,4 +35,4 @@ class ScalarGate:
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
-        return self._ops.mul_sigmoid(self._part(ctx, x), self._gate(ctx, x))
+        return self._ops.elementwise.mul_sigmoid(self._part(ctx, x), self._gate(ctx, x))

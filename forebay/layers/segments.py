@@ -93,10 +93,10 @@ class TextEmbeddings:
         if spec.positions:
             rows = spec.num_positions + spec.offset
             places = parts.tensor(f"{spec.positions}.weight", rows, width, change=lambda table: table[spec.offset :])
-            self._positions = partial(parts.ops.embedding, table=places, dtype=dtype)
+            self._positions = partial(parts.ops.linear.embedding, table=places, dtype=dtype)
         if spec.types:
             kinds = parts.tensor(f"{spec.types}.weight", spec.num_types, width)
-            self._types = partial(parts.ops.embedding, table=kinds, dtype=dtype)
+            self._types = partial(parts.ops.linear.embedding, table=kinds, dtype=dtype)
         self._norm = None if spec.norm is None else build_norm(spec.norm, parts, spec.norm_eps).of
 
     def __call__(self, input_ids: Tensor, positions: Tensor) -> Tensor:
@@ -105,9 +105,11 @@ class TextEmbeddings:
         if self._types is None:
             x = self._words(input_ids)
         else:
-            x = ops.add_(self._words(input_ids % self._vocab_size), self._types(input_ids // self._vocab_size))
+            x = ops.elementwise.add_(
+                self._words(input_ids % self._vocab_size), self._types(input_ids // self._vocab_size)
+            )
         if self._positions is not None:
-            x = ops.add_(x, self._positions(positions))
+            x = ops.elementwise.add_(x, self._positions(positions))
         return x if self._norm is None else self._norm(x)
 
 
@@ -147,14 +149,14 @@ class SegmentAttention:
         ops, spec = self._ops, self._spec
         q, k, v = self._qkv.of(x).view(len(x), 3, spec.num_heads, spec.head_dim).unbind(1)
         if self._cos_sin is not None:
-            ops.apply_rope(q, k, texts.positions, self._cos_sin)
+            ops.attention.apply_rope(q, k, texts.positions, self._cos_sin)
         if spec.reach:
             near, window = texts.near, spec.reach + 1
-            attended = ops.paged_attention(
+            attended = ops.attention.paged_attention(
                 q, KvCache(k, v), near, scale=self._scale, sliding_window=window, ahead=texts.ahead
             )
         else:
-            attended = ops.paged_attention(q, KvCache(k, v), texts.tokens, scale=self._scale)
+            attended = ops.attention.paged_attention(q, KvCache(k, v), texts.tokens, scale=self._scale)
         return self._output.of(attended.flatten(1))
 
 
@@ -197,15 +199,15 @@ class EncoderMlp:
 
 _Activation = Callable[[Tensor], Tensor]
 _PLAIN: Final[Mapping[str, Callable[[Ops], _Activation]]] = {
-    "gelu": lambda ops: partial(ops.gelu, exact=True),
-    "gelu_tanh": lambda ops: ops.gelu,
+    "gelu": lambda ops: partial(ops.elementwise.gelu, exact=True),
+    "gelu_tanh": lambda ops: ops.elementwise.gelu,
     "relu": lambda ops: torch.relu,
     "silu": lambda ops: F.silu,
 }
 _GATED: Final[Mapping[str, Callable[[Ops], _Activation]]] = {
-    "gelu": lambda ops: partial(ops.gelu_and_mul, exact=True),
-    "gelu_tanh": lambda ops: ops.gelu_and_mul,
-    "silu": lambda ops: ops.silu_and_mul,
+    "gelu": lambda ops: partial(ops.elementwise.gelu_and_mul, exact=True),
+    "gelu_tanh": lambda ops: ops.elementwise.gelu_and_mul,
+    "silu": lambda ops: ops.elementwise.silu_and_mul,
 }
 
 
@@ -260,9 +262,9 @@ class EncoderLayer:
         """x [T, H] -> [T, H]."""
         for part, norm in self._sublayers:
             if self._norm_first:
-                x = self._ops.add_(part(norm(x), texts), x)
+                x = self._ops.elementwise.add_(part(norm(x), texts), x)
             else:
-                x = norm(self._ops.add_(part(x, texts), x))
+                x = norm(self._ops.elementwise.add_(part(x, texts), x))
         return x
 
 

@@ -26,5 +26,5 @@ class Selection:
     def pages(self, ops: Ops) -> PagedKv:
         """Return the tokens as sequences over full KV, see `SelectionOps.token_pages`; computed once."""
         if self._pages is None:
-            self._pages = ops.token_pages(self.positions, self.counts, self.paged)
+            self._pages = ops.selection.token_pages(self.positions, self.counts, self.paged)
         return self._pages

@@ -91,11 +91,11 @@ class Use:
         """x [T, H] and the embeddings that the first layer began with, [T, H] -> [T, H]."""
         ops, shared = self._ops, self._shared
         eps = shared.spec.norm_eps
-        x = self._attention(ctx, ops.rms_norm(ops.concat([x, embedded]), shared.input_norm, eps))
-        x = ops.rms_norm(x, shared.mlp_norm, eps)
+        x = self._attention(ctx, ops.norms.rms_norm(ops.elementwise.concat([x, embedded]), shared.input_norm, eps))
+        x = ops.norms.rms_norm(x, shared.mlp_norm, eps)
         into, out_of = self._mlp_adapter
-        gate_up = ops.add_(shared.gate_up(ctx, x), out_of(ctx, into(ctx, x)))
-        return self._output(ctx, shared.down(ctx, ops.gelu_and_mul(gate_up, exact=True)))
+        gate_up = ops.elementwise.add_(shared.gate_up(ctx, x), out_of(ctx, into(ctx, x)))
+        return self._output(ctx, shared.down(ctx, ops.elementwise.gelu_and_mul(gate_up, exact=True)))
 
     def _attention(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, 2H] -> [T, H]. Scores are scaled as if heads were half as long."""
@@ -103,7 +103,7 @@ class Use:
         qkv = shared.qkv(ctx, x)
         if self._attention_adapters:
             added = [out_of(ctx, into(ctx, x)) for into, out_of in self._attention_adapters]
-            ops.add_(qkv, ops.concat(added))
+            ops.elementwise.add_(qkv, ops.elementwise.concat(added))
         q, k, v = (part.view(len(x), -1, spec.head_dim) for part in torch.split(qkv, list(spec.qkv_sizes), dim=-1))
         return shared.output(ctx, self._attend(ctx, q, k, v).flatten(1))
 

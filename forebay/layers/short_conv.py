@@ -47,5 +47,5 @@ class ShortConv:
         ops = self._ops
         b, c, y = self._inputs(ctx, x).chunk(3, dim=-1)
         state = ctx.cache.state(self._layer).conv
-        mixed = States.of(ctx).run(ops.causal_conv, ops.mul(b, y), self._conv, state)
-        return self._output(ctx, ops.mul(c, mixed))
+        mixed = States.of(ctx).run(ops.recurrence.causal_conv, ops.elementwise.mul(b, y), self._conv, state)
+        return self._output(ctx, ops.elementwise.mul(c, mixed))

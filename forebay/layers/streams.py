@@ -61,13 +61,13 @@ class Streams:
 
     def spread(self, x: Tensor) -> Tensor:
         """x [T, H] -> [T, N * H]."""
-        return self._ops.concat([x] * self._num_streams)
+        return self._ops.elementwise.concat([x] * self._num_streams)
 
     def collapse(self, streams: Tensor) -> Tensor:
         """streams [T, N * H] -> [T, H]."""
         ops = self._ops
-        weights = ops.last_weights(streams, self._mixing)
-        return ops.collapse_streams(streams, weights)
+        weights = ops.streams.last_weights(streams, self._mixing)
+        return ops.streams.collapse_streams(streams, weights)
 
 
 class StreamedBlock:
@@ -89,12 +89,12 @@ class StreamedBlock:
         ops = self._ops
         for (part, before, _), mixing in self._sublayers:
             assert before is not None, "parts of several streams have a norm before them"
-            streams = ops.add_(residual, x)
-            weights = ops.mix_weights(streams, mixing)
-            collapsed = ops.collapse_streams(streams, weights.before)
+            streams = ops.elementwise.add_(residual, x)
+            weights = ops.streams.mix_weights(streams, mixing)
+            collapsed = ops.streams.collapse_streams(streams, weights.before)
             out = part(ctx, before.of(collapsed))
-            ops.mix_streams_(residual, weights.between)
-            x = ops.spread_streams(out, weights.behind)
+            ops.streams.mix_streams_(residual, weights.between)
+            x = ops.streams.spread_streams(out, weights.behind)
         return x
 
 

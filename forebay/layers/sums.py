@@ -34,4 +34,4 @@ class Sum:
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
-        return self._ops.add_(self._first(ctx, x), self._second(ctx, x))
+        return self._ops.elementwise.add_(self._first(ctx, x), self._second(ctx, x))

@@ -66,8 +66,8 @@ class Assistant:
         """embedded [S, H] of the last tokens, hidden [S, H] -> [S, h]. Positions are the last tokens', of which the
         lengths that `ctx` has do not count the KV, since there is none."""
         ops = self._ops
-        x = self._before(ctx, ops.concat([embedded, hidden]))
-        residual = ops.zeros_like(x)
+        x = self._before(ctx, ops.elementwise.concat([embedded, hidden]))
+        residual = ops.elementwise.zeros_like(x)
         for block in self._blocks:
             x = block(ctx, x, residual)
         return self._norm.of_sum(x, residual)
@@ -90,7 +90,7 @@ class FullHead:
         self._weight = parts.weights.linear(table, None)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
-        return self._ops.argmax_rows(self._ops.linear_f32(x, self._weight))[0]
+        return self._ops.sampling.argmax_rows(self._ops.linear.apply_f32(x, self._weight))[0]
 
 
 class CentroidHead:
@@ -107,11 +107,11 @@ class CentroidHead:
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         ops, count = self._ops, len(x)
-        groups, _ = ops.topk_gating(ops.linear_f32(x, self._centroids), self._best)
-        tokens = ops.embedding(groups.flatten(), self._groups).view(count, -1)
+        groups, _ = ops.experts.topk_gating(ops.linear.apply_f32(x, self._centroids), self._best)
+        tokens = ops.linear.embedding(groups.flatten(), self._groups).view(count, -1)
         rows = self._rows(tokens.flatten()).view(*tokens.shape, -1)
         logits = torch.bmm(rows, x.unsqueeze(-1)).squeeze(-1).float()
-        best, _ = ops.argmax_rows(logits)
+        best, _ = ops.sampling.argmax_rows(logits)
         return tokens.gather(1, best.unsqueeze(1)).squeeze(1)
 
 

@@ -214,7 +214,7 @@ class Model:
             head = parts.without_adapters.linear({"lm_head": vocab_size}, hidden_size, min_bits=HEAD_BITS)
             self._head = head.weight
         else:
-            self._head = ops.pack_linear(table, inputs=self.dtype) if isinstance(table, Tensor) else table
+            self._head = ops.linear.pack(table, inputs=self.dtype) if isinstance(table, Tensor) else table
         self._streams = None if spec.streams is None else spec.streams.build(parts)
         self._blocks, kept = [], []
         for block in spec.blocks:
@@ -243,24 +243,24 @@ class Model:
         features: list[Tensor] = []
         if ctx.pictures is not None:
             embeddings, *features = torch.split(ctx.pictures.table, self.hidden_size, dim=1)
-            self._ops.replace_rows_(x, embeddings, ctx.pictures.rows)
+            self._ops.pictures.replace_rows_(x, embeddings, ctx.pictures.rows)
         per_layer = None if self._per_layer is None else self._per_layer(ctx, input_ids, x)
         ctx = replace(ctx, per_layer=per_layer, input_ids=input_ids)
         if self._streams is not None:
             x = self._streams.spread(x)
-        ops, residual, seen = self._ops, self._ops.zeros_like(x), []
+        ops, residual, seen = self._ops, self._ops.elementwise.zeros_like(x), []
         for layer, block in enumerate(self._blocks):
             if layer in taps:
-                seen.append(ops.add_(ops.add_(ops.zeros_like(x), residual), x))
+                seen.append(ops.elementwise.add_(ops.elementwise.add_(ops.elementwise.zeros_like(x), residual), x))
             x = block(ctx, x, residual)
             if ctx.pictures is not None and layer < len(features):
-                x = ops.add_rows_(x, features[layer], ctx.pictures.rows)
+                x = ops.pictures.add_rows_(x, features[layer], ctx.pictures.rows)
         if self._streams is None:
             hidden = self._norm.of_sum(x, residual)
         else:
-            collapsed = self._streams.collapse(ops.add_(residual, x))
+            collapsed = self._streams.collapse(ops.elementwise.add_(residual, x))
             hidden = self._norm.of(collapsed)
-        return hidden, ops.concat(seen) if seen else hidden
+        return hidden, ops.elementwise.concat(seen) if seen else hidden
 
     def draft(self, ctx: ForwardContext, next_ids: Tensor, hidden: Tensor) -> Tensor:
         """next_ids [T] int64, hidden [T, H] -> predicted hidden states of next_ids, [T, H]. Each next token follows the
@@ -272,12 +272,12 @@ class Model:
     def embed(self, input_ids: Tensor) -> Tensor:
         """input_ids [T] int64 -> [T, H], as the first layer is given them."""
         x = self._embedding(input_ids)
-        return x if self._spec.embedding_scale == 1.0 else self._ops.scale_(x, self._spec.embedding_scale)
+        return x if self._spec.embedding_scale == 1.0 else self._ops.elementwise.scale_(x, self._spec.embedding_scale)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] -> [N, V] float32."""
         ops, spec = self._ops, self._spec
-        logits = ops.linear_f32(hidden, self._head)
+        logits = ops.linear.apply_f32(hidden, self._head)
         if spec.logits_scale != 1.0:
-            ops.scale_(logits, spec.logits_scale)
-        return ops.softcap_(logits, spec.logits_cap) if spec.logits_cap else logits
+            ops.elementwise.scale_(logits, spec.logits_scale)
+        return ops.elementwise.softcap_(logits, spec.logits_cap) if spec.logits_cap else logits

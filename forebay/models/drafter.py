@@ -75,4 +75,4 @@ class OwnHead:
 
     def token_ids(self, hidden: Tensor) -> Tensor:
         """As `Drafter.token_ids`, by the model's own head of logits."""
-        return self._ops.argmax_rows(self._model.logits(hidden))[0]
+        return self._ops.sampling.argmax_rows(self._model.logits(hidden))[0]

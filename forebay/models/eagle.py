@@ -54,7 +54,7 @@ class Eagle:
 
     def token_ids(self, hidden: Tensor) -> Tensor:
         """As `Drafter.token_ids`, by the model's own head of logits."""
-        return self._ops.argmax_rows(self._model.logits(hidden))[0]
+        return self._ops.sampling.argmax_rows(self._model.logits(hidden))[0]
 
 
 class Eagle3:
@@ -84,7 +84,9 @@ class Eagle3:
     def token_ids(self, hidden: Tensor) -> Tensor:
         """As `Drafter.token_ids`, over the head's own vocabulary if it has one."""
         own = self._layers.token_ids(hidden)
-        return self._ops.argmax_rows(self._model.logits(self._layers.normed(hidden)))[0] if own is None else own
+        return (
+            self._ops.sampling.argmax_rows(self._model.logits(self._layers.normed(hidden)))[0] if own is None else own
+        )
 
 
 def eagle_cache_specs(config: EagleConfig) -> tuple[CacheSpec, ...]:

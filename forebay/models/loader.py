@@ -83,7 +83,9 @@ class Loader:
         self.dtype = dtype
         self.device = device
         self._progress = progress
-        self._codes = {param: codes_of(param, checkpoint.tensors, quantization, ops.quantize_into) for param in params}
+        self._codes = {
+            param: codes_of(param, checkpoint.tensors, quantization, ops.linear.quantize_into) for param in params
+        }
         self._widened = {param for param in self._codes if self._is_widened(param)}
         self.held_bytes = Counter[str]()  # by the name of what the weights are held in
         for param, codes in self._codes.items():
@@ -106,7 +108,7 @@ class Loader:
 
     def _is_widened(self, param: TensorParam) -> bool:
         """Return whether a matrix is held in bfloat16 and multiplied in float32."""
-        widens = self.dtype == torch.float32 and self._ops.widens_bfloat16
+        widens = self.dtype == torch.float32 and self._ops.linear.widens_bfloat16
         return widens and self._codes[param] is None and stays_bfloat16(param, self._checkpoint.tensors)
 
     def _held_dtype(self, param: TensorParam) -> torch.dtype:
@@ -150,7 +152,7 @@ class Loader:
         """Load a linear layer in the kernels' packed format, quantized if the checkpoint or the configuration says
         so."""
         loaded = None if bias is None else self._to_pack(bias)
-        return self._packed(weight, loaded) or self._ops.pack_linear(self._to_pack(weight), loaded, inputs=self.dtype)
+        return self._packed(weight, loaded) or self._ops.linear.pack(self._to_pack(weight), loaded, inputs=self.dtype)
 
     def _to_pack(self, param: TensorParam) -> Tensor:
         """Read a tensor; where its packed form is there already, return memory that is not written."""
@@ -169,7 +171,7 @@ class Loader:
         if codes is None:
             return None
         try:
-            packed = self._ops.pack_quantized(codes, bias)
+            packed = self._ops.linear.pack_quantized(codes, bias)
         except ModelError as error:
             raise ModelError(f"{self._checkpoint.path}: {', '.join(param.names)}: {error.message}") from None
         self._report(param)

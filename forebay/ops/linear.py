@@ -31,9 +31,7 @@ class LinearOps(Protocol):
 
     widens_bfloat16: bool
 
-    def pack_linear(
-        self, weight: Tensor, bias: Tensor | None = None, *, inputs: torch.dtype | None = None
-    ) -> LinearWeight:
+    def pack(self, weight: Tensor, bias: Tensor | None = None, *, inputs: torch.dtype | None = None) -> LinearWeight:
         """Pack weight [N, K] and bias [N]. Keeps neither. `inputs` is the dtype of x and of the bias: the weight's, the
         default, or float32 for a weight in bfloat16, which gives the bits of its numbers in float32."""
         ...
@@ -42,7 +40,7 @@ class LinearOps(Protocol):
         """Read weight [N, K], each panel of which has one format, pack it in the codes it has, and bias [N]. Keeps
         neither.
 
-        `linear` uses it as the matrix of `GroupQuantized`. If the backend's activation bits are 8 or 16, x is rounded
+        `apply` uses it as the matrix of `GroupQuantized`. If the backend's activation bits are 8 or 16, x is rounded
         to integers of that size. Each group of 32 inputs has a scale, and the sums of a group are exact; else the
         matrix is rounded to x's dtype. Only the codes are kept.
         """
@@ -52,13 +50,13 @@ class LinearOps(Protocol):
         """Write the codes of values [n, K], contiguous, to rows `first`.. of `out`, as `formats/quantize.py` has it."""
         ...
 
-    def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
+    def apply(self, x: Tensor, w: LinearWeight) -> Tensor:
         """x [T, K] @ weight.T + bias -> [T, N] in x's dtype, accumulated in float32. A weight that is not quantized was
         packed for x's dtype."""
         ...
 
-    def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
-        """As `linear`, but the float32 sums are returned: for logits. (Of torch's they are rounded to x's dtype.)"""
+    def apply_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
+        """As `apply`, but the float32 sums are returned: for logits. (Of torch's they are rounded to x's dtype.)"""
         ...
 
     def embedding(self, ids: Tensor, table: Tensor, dtype: torch.dtype | None = None) -> Tensor:

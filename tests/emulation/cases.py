@@ -20,8 +20,9 @@ from forebay.ops.interface import Ops
 from forebay.ops.reference.adapters import PANEL, AdapterTable, panels_of
 from forebay.ops.reference.attention import KvCache, segments
 from forebay.ops.reference.experts import ExpertActivation, Gating, Scoring
+from forebay.ops.reference.norms import GatedNorm
 from forebay.ops.reference.pictures import PixelScale
-from forebay.ops.reference.recurrence import DeltaGates, GatedNorm
+from forebay.ops.reference.recurrence import DeltaGates
 from forebay.ops.reference.sampling import Draws
 from tests.formats.coded import FORMATS, random_codes, stored
 from tests.ops.helpers import PagedCase, normal, to_int8
@@ -50,21 +51,21 @@ def _dense(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     """Of layers without codes: whole blocks, and parts of rows, of vectors and of panels."""
     for rows, inputs, outputs in ((ROWS, 75, 70), (1, 64, 32)):
         x, weight = normal((rows, inputs + 3), dtype, seed=1)[:, 3:], normal((outputs, inputs), dtype, seed=2)
-        layer = ops.pack_linear(weight, normal((outputs,), dtype, seed=3))
-        yield ops.linear(x, layer)
-        yield ops.linear_f32(x, layer)
+        layer = ops.linear.pack(weight, normal((outputs,), dtype, seed=3))
+        yield ops.linear.apply(x, layer)
+        yield ops.linear.apply_f32(x, layer)
 
 
 def _widened(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     """Of weights in bfloat16 with inputs in float32."""
     weight = normal((70, 75), BF16, seed=2)
-    yield ops.linear(normal((ROWS, 75), F32, seed=1), ops.pack_linear(weight, inputs=F32))
-    yield ops.embedding(torch.tensor([4, 0, 69]), weight, F32)
+    yield ops.linear.apply(normal((ROWS, 75), F32, seed=1), ops.linear.pack(weight, inputs=F32))
+    yield ops.linear.embedding(torch.tensor([4, 0, 69]), weight, F32)
 
 
 def _heads(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
-    weights = [ops.pack_linear(normal((20, 23), dtype, seed=h)) for h in range(3)]
-    yield ops.linear_heads(normal((ROWS, 3, 23), dtype, seed=9), ops.pack_heads(weights))
+    weights = [ops.linear.pack(normal((20, 23), dtype, seed=h)) for h in range(3)]
+    yield ops.experts.linear_heads(normal((ROWS, 3, 23), dtype, seed=9), ops.experts.pack_heads(weights))
 
 
 def _adapters(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -75,18 +76,18 @@ def _adapters(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
         a, b = normal((3, 2, 9, 75), held, seed=1), normal((3, len(panels), 9, PANEL), held, seed=2)
         out = normal((ROWS, 90), dtype, seed=3)
         table, slots = AdapterTable(a, b, ranks, torch.tensor(panels, dtype=torch.int32)), torch.tensor([1, 0, 2, 1, 1])
-        ops.add_adapters(out, normal((ROWS, 75), dtype, seed=4), slots.int(), table)
+        ops.adapters.add(out, normal((ROWS, 75), dtype, seed=4), slots.int(), table)
         yield out
 
 
 def _codes(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     for form in FORMATS.values():
         inputs = 2 * max(form.group, 64)
-        table = ops.pack_quantized(stored(random_codes(form, 40, inputs, seed=1)))
-        yield ops.embedding_packed(torch.tensor([0, 39, 17]), table, dtype)
+        table = ops.linear.pack_quantized(stored(random_codes(form, 40, inputs, seed=1)))
+        yield ops.linear.embedding_packed(torch.tensor([0, 39, 17]), table, dtype)
         for rows in (ROWS, 2):
-            yield ops.linear(normal((rows, inputs), dtype, seed=rows), table)
-    yield ops.linear_f32(normal((3, inputs), dtype, seed=3), table)
+            yield ops.linear.apply(normal((rows, inputs), dtype, seed=rows), table)
+    yield ops.linear.apply_f32(normal((3, inputs), dtype, seed=3), table)
 
 
 def _quantizing(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -96,7 +97,7 @@ def _quantizing(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     for numbers in (stored_values, values.half()):
         for form in QUANTIZED_FORMATS.values():
             out = unwritten(form, ROWS, 96)
-            ops.quantize_into(numbers.numpy(), out, 0)
+            ops.linear.quantize_into(numbers.numpy(), out, 0)
             parts = (out.codes, out.scales.view(np.uint16), out.minimums)
             yield from (torch.from_numpy(part).view(torch.uint8) for part in parts if part is not None)
 
@@ -104,22 +105,22 @@ def _quantizing(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
 def _experts(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     form = FORMATS["Q4_0"]
     first, second = (
-        [ops.pack_quantized(stored(random_codes(form, outputs, inputs, seed=e))) for e in range(3)]
+        [ops.linear.pack_quantized(stored(random_codes(form, outputs, inputs, seed=e))) for e in range(3)]
         for outputs, inputs in ((64, 64), (64, 32))
     )
     ids = torch.tensor([[0, 2], [1, 2], [2, 0], [1, 0], [0, 1]])
     for activation in (ExpertActivation.SILU_AND_MUL, ExpertActivation.CLAMPED_SWIGLU):
-        experts = ops.pack_experts(first, second, activation, alpha=1.7, limit=1.5)
-        yield ops.fused_experts(normal((ROWS, 64), dtype, seed=1), experts, ids, torch.full(ids.shape, 0.37))
+        experts = ops.experts.pack_experts(first, second, activation, alpha=1.7, limit=1.5)
+        yield ops.experts.fused_experts(normal((ROWS, 64), dtype, seed=1), experts, ids, torch.full(ids.shape, 0.37))
 
 
 def _gating(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     for scoring in Scoring:
         gating = Gating(num_experts_per_tok=3, scoring=scoring, normalize=True, groups=4, best_groups=2)
         for summed in (1, 2):
-            yield from ops.topk_gating(normal((ROWS, 12), F32, seed=1), replace(gating, summed=summed))
+            yield from ops.experts.topk_gating(normal((ROWS, 12), F32, seed=1), replace(gating, summed=summed))
         table = torch.tensor([[0, 5, 11], [7, 2, 3]])
-        yield from ops.hash_gating(normal((3, 12), F32, seed=2), torch.tensor([1, 0, 1]), table, gating)
+        yield from ops.experts.hash_gating(normal((3, 12), F32, seed=2), torch.tensor([1, 0, 1]), table, gating)
 
 
 def _attention(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -133,7 +134,7 @@ def _attention(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     for more in kinds:
         yield PagedCase(seq_lens=[70, 3], query_lens=[6, 1], dtype=dtype, **more).run(ops)
     q, k, v = normal((9, 12, 20), dtype, seed=1).split(4, dim=1)
-    yield ops.paged_attention(q, KvCache(k, v), segments([6, 3], "cpu"), scale=0.3)
+    yield ops.attention.paged_attention(q, KvCache(k, v), segments([6, 3], "cpu"), scale=0.3)
 
 
 def _kv(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -145,10 +146,10 @@ def _kv(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
         scales: list[Any] = [None, None]
         if kept == torch.int8:
             cache, scales = map(list, zip(*(to_int8(part) for part in cache), strict=True))
-        ops.rope_and_store_kv(q, k, v[:, :2], positions, cos_sin, KvCache(*cache, *scales), positions % 8 + 1)
-        ops.apply_rope(q, k, positions, cos_sin)
+        ops.attention.rope_and_store_kv(q, k, v[:, :2], positions, cos_sin, KvCache(*cache, *scales), positions % 8 + 1)
+        ops.attention.apply_rope(q, k, positions, cos_sin)
         axes = torch.arange(10, dtype=torch.int32) % 3
-        ops.apply_rope(q, k, torch.stack([positions, positions.flip(0), positions % 4]), cos_sin, axes=axes)
+        ops.attention.apply_rope(q, k, torch.stack([positions, positions.flip(0), positions % 4]), cos_sin, axes=axes)
         yield from (q, k, *cache, *(scale for scale in scales if scale is not None))
 
 
@@ -161,20 +162,24 @@ def _recurrences(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
             yield case.call(ops, inputs, state, state_batch(lens, slots, [[(2, 6)]]))
             yield state
     gates = DeltaGates(normal((3,), F32, seed=4), normal((3,), F32, seed=5))
-    yield from ops.delta_gates(normal((ROWS, 3), dtype, seed=1), normal((ROWS, 3), dtype, seed=2), gates)
+    yield from ops.recurrence.delta_gates(normal((ROWS, 3), dtype, seed=1), normal((ROWS, 3), dtype, seed=2), gates)
     norm = GatedNorm(normal((48,), dtype, seed=3), 1e-5, 24, norm_first=True, sigmoid=False)
-    yield ops.gated_rms_norm(normal((ROWS, 48), dtype, seed=1), normal((ROWS, 48), dtype, seed=2), norm)
+    yield ops.norms.gated_rms_norm(normal((ROWS, 48), dtype, seed=1), normal((ROWS, 48), dtype, seed=2), norm)
 
 
 def _rows(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     x, y, weight = normal((ROWS, 97), dtype, seed=1), normal((ROWS, 97), dtype, seed=2), normal((97,), dtype, seed=3)
-    yield ops.rms_norm(x, weight, 1e-5)
-    yield ops.layer_norm(x, weight, y[0], 1e-6)
+    yield ops.norms.rms_norm(x, weight, 1e-5)
+    yield ops.norms.layer_norm(x, weight, y[0], 1e-6)
     heads = x[:, :96].view(ROWS, 4, 24)
-    yield ops.layer_norm(heads, weight[:96].view(4, 24), None, 1e-6)
-    yield from (ops.add_rms_norm(x, y, weight, 1e-5), y)
-    yield from (ops.finite_rows(x), ops.embedding(torch.tensor([4, 0]), x), ops.concat([x, y[:, :5]]))
-    yield from ops.argmax_rows(x.float().round())
+    yield ops.norms.layer_norm(heads, weight[:96].view(4, 24), None, 1e-6)
+    yield from (ops.norms.add_rms_norm(x, y, weight, 1e-5), y)
+    yield from (
+        ops.sampling.finite_rows(x),
+        ops.linear.embedding(torch.tensor([4, 0]), x),
+        ops.elementwise.concat([x, y[:, :5]]),
+    )
+    yield from ops.sampling.argmax_rows(x.float().round())
 
 
 def _selection(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -184,7 +189,7 @@ def _selection(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
         case = PagedCase(**lens, q_heads=5, kv_heads=1, head_dim=20, dtype=dtype, int8=int8, seed=4)
         q, weights = normal((11, 5, 20), dtype, seed=1), normal((11, 5), F32, seed=2)
         keys = KvCache(case.k_cache, case.k_cache, case.k_scale, case.k_scale)
-        yield from ops.select_tokens(q, weights, keys, case.paged, 7)
+        yield from ops.selection.select_tokens(q, weights, keys, case.paged, 7)
 
 
 def _tiers(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -201,48 +206,65 @@ def _compression(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     for rate, overlap in ((4, True), (8, False)):
         how, width = hows(rate, overlap), 20 * (1 + overlap)
         kv, gate = normal((step.num_tokens, 2 * width), dtype, seed=1).chunk(2, dim=1)
-        ring, blocks = step.ring(how, width, dtype), ops.plan_blocks(step.positions, step.loc, step.paged(how), how)
-        yield from (ops.compress(kv, gate, normal((rate, width), F32, seed=2), ring, blocks), *ring)
+        ring, blocks = (
+            step.ring(how, width, dtype),
+            ops.compression.plan_blocks(step.positions, step.loc, step.paged(how), how),
+        )
+        yield from (ops.compression.compress(kv, gate, normal((rate, width), F32, seed=2), ring, blocks), *ring)
     q, sinks = normal((step.num_tokens, 11, 20), dtype, seed=3), normal((11,), F32, seed=4)
     tokens, entries = step.cache(PAGE, 20, dtype, 7), step.cache(PAGE // 4, 20, dtype, 8)
-    seen = ops.entry_pages(step.positions, step.full, 4)
+    seen = ops.compression.entry_pages(step.positions, step.full, 4)
     given = step.positions, (tokens, step.window), (entries, seen)
-    yield ops.compressed_attention(q, *given, scale=0.3, window=6, sinks=sinks)
+    yield ops.compression.compressed_attention(q, *given, scale=0.3, window=6, sinks=sinks)
     angles = torch.linspace(0.1, 3.0, 96 * 6).view(96, 6)
     turned = q.clone()
-    ops.unrotate(turned, step.positions, torch.cat([angles.cos(), angles.sin()], dim=1))
+    ops.compression.unrotate(turned, step.positions, torch.cat([angles.cos(), angles.sin()], dim=1))
     yield turned
 
 
 def _streams(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     x, out = normal((ROWS, 4 * 33), dtype, seed=4), normal((ROWS, 33), dtype, seed=5)
-    weights = ops.mix_weights(x, mixing(4, 33, last=False))
-    yield from (*weights, ops.last_weights(x, mixing(4, 33, last=True)))
-    yield from (ops.collapse_streams(x, weights.before), ops.spread_streams(out, weights.behind))
-    ops.mix_streams_(x, weights.between)
+    weights = ops.streams.mix_weights(x, mixing(4, 33, last=False))
+    yield from (*weights, ops.streams.last_weights(x, mixing(4, 33, last=True)))
+    yield from (ops.streams.collapse_streams(x, weights.before), ops.streams.spread_streams(out, weights.behind))
+    ops.streams.mix_streams_(x, weights.between)
     yield x
 
 
 def _elementwise(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     x = normal((ROWS, 2 * 37), dtype, seed=1, scale=3)
     gate, up = x[:, :37], x[:, 37:]
-    yield from (ops.silu_and_mul(x), ops.gelu_and_mul(x), ops.gelu_and_mul(x, exact=True), ops.relu2(x), ops.gelu(x))
-    yield ops.clamped_swiglu(x, alpha=1.702, limit=2.5)
-    yield from (ops.mul(up, gate), ops.mul_silu(up, gate), ops.mul_sigmoid(up, gate))
-    yield from (ops.add_(up.clone(), gate), ops.scale_(x.clone(), 0.37), ops.softcap_(x.float(), 3.0))
-    yield ops.scale_rows_(x.clone()[:, 1:], torch.linspace(0.1, 3.0, 9), torch.arange(ROWS) % 9)
+    yield from (
+        ops.elementwise.silu_and_mul(x),
+        ops.elementwise.gelu_and_mul(x),
+        ops.elementwise.gelu_and_mul(x, exact=True),
+        ops.elementwise.relu2(x),
+        ops.elementwise.gelu(x),
+    )
+    yield ops.elementwise.clamped_swiglu(x, alpha=1.702, limit=2.5)
+    yield from (
+        ops.elementwise.mul(up, gate),
+        ops.elementwise.mul_silu(up, gate),
+        ops.elementwise.mul_sigmoid(up, gate),
+    )
+    yield from (
+        ops.elementwise.add_(up.clone(), gate),
+        ops.elementwise.scale_(x.clone(), 0.37),
+        ops.elementwise.softcap_(x.float(), 3.0),
+    )
+    yield ops.elementwise.scale_rows_(x.clone()[:, 1:], torch.linspace(0.1, 3.0, 9), torch.arange(ROWS) % 9)
     scale = PixelScale(torch.linspace(0.01, 0.02, 3), torch.linspace(-1.0, -0.5, 3))
-    yield ops.add_rows_(x.clone(), x.flip(0), torch.arange(ROWS, dtype=torch.int32) % 3)
-    yield ops.patch_rows((torch.arange(20 * 37 * 3) % 256).byte().view(20, 37, 3), 17, scale, dtype)
-    yield ops.mean_rows(x[: ROWS // 3 * 3], 3)
-    yield ops.scale_(torch.tensor([[1e-39, -1e-39, 3e38, 1.00390625, 1.01171875] * 3]).to(dtype), 1.5)
+    yield ops.pictures.add_rows_(x.clone(), x.flip(0), torch.arange(ROWS, dtype=torch.int32) % 3)
+    yield ops.pictures.patch_rows((torch.arange(20 * 37 * 3) % 256).byte().view(20, 37, 3), 17, scale, dtype)
+    yield ops.pictures.mean_rows(x[: ROWS // 3 * 3], 3)
+    yield ops.elementwise.scale_(torch.tensor([[1e-39, -1e-39, 3e38, 1.00390625, 1.01171875] * 3]).to(dtype), 1.5)
 
 
 def _sampling(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     rows = 12
     columns = torch.tensor([0.3, 1.0, 4.0] * 4), torch.tensor([0, 1, 30, 90] * 3), torch.tensor([0.2, 0.95, 1.0] * 4)
     uniform = torch.linspace(0.01, 0.99, rows, dtype=torch.float64)
-    yield ops.sample_rows(
+    yield ops.sampling.sample_rows(
         normal((rows, 997), F32, seed=1, scale=2), Draws(uniform, *columns, torch.full((rows,), 0.01))
     )
 

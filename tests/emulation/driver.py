@@ -23,7 +23,7 @@ from forebay.base.topology import Topology
 from forebay.base.variants import Variant
 from forebay.ops.compiler import CACHE
 from forebay.ops.native import ops as native
-from forebay.ops.native.experts import NativeLayers
+from forebay.ops.native.experts import NativeExpertOps, NativeLayers
 from forebay.ops.native.kernels import RESULTS, SIGNATURES, Kernels
 from forebay.ops.native.ops import NativeOps
 
@@ -175,8 +175,12 @@ class EmulatedOps(NativeOps):
     """The native ops, with kernels for another processor."""
 
     def __init__(self, path: Path, variant: str, num_threads: int, activation_bits: int = 16) -> None:
-        with patch.object(native, "Kernels", EmulatedKernels):
+        with patch.object(native, "Kernels", EmulatedKernels), patch.object(native, "NativeExpertOps", EmulatedExperts):
             super().__init__(path, variant, num_threads, activation_bits)
+
+
+class EmulatedExperts(NativeExpertOps):
+    """Ops for experts, whose tables have addresses of the driver's."""
 
     def _layers(self, weights: Any) -> NativeLayers:
         layers = super()._layers(weights)

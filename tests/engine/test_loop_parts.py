@@ -415,7 +415,7 @@ def test_report_of_a_start_is_planned_beside_allocated(monkeypatch: pytest.Monke
     line = SimpleNamespace(item="an item", value="a value", reason="a reason")
     budget: Any = SimpleNamespace(lines=[line], num_bytes={"kv": 8, "state": 0})
     packed: Any = SimpleNamespace(outcome=("hit", "why"))
-    fallbacks = {"store_kv": "_store_kv: OutOfResources: shared memory"}
+    fallbacks = {"attention.store_kv": "_store_kv: OutOfResources: shared memory"}
     ops: Any = SimpleNamespace(
         name="avx2", activation_bits=0, fp8_inputs=False, product_choices={}, fallbacks=fallbacks
     )
@@ -424,7 +424,7 @@ def test_report_of_a_start_is_planned_beside_allocated(monkeypatch: pytest.Monke
     assert [(section, item, value) for section, item, value, _ in rows[:-1]] == [
         ("model", "weights", "7 B"),
         ("model", "kernels", "avx2"),
-        ("model", "op store_kv", "torch"),
+        ("model", "op attention.store_kv", "torch"),
         ("model", "decode graphs", "eager"),
         ("model", "load time", start_report.human_seconds(2.0)),
         ("model", "weights cache", "hit"),

@@ -201,7 +201,7 @@ def test_what_was_packed_are_the_values_of_the_file(type_name, param, llama, ops
     weights = loader(open_checkpoint(llama(type_name)), [param], FILE, ops)
     packed, expected = weights.linear(param, None), weights.tensor(param)
     every_row = torch.arange(packed.out_features)
-    assert torch.equal(ops.embedding_packed(every_row, packed, torch.float32), expected)
+    assert torch.equal(ops.linear.embedding_packed(every_row, packed, torch.float32), expected)
 
 
 def test_parts_in_different_codes_keep_their_own(llama, ops):
@@ -210,7 +210,7 @@ def test_parts_in_different_codes_keep_their_own(llama, ops):
     mixed = {name: others[name] if "v_proj" in name else tensor for name, tensor in checkpoint.tensors.items()}
     weights = loader(replace(checkpoint, tensors=mixed), [QKV], FILE, ops)
     assert weights.held_bytes == {"8 bits": 128 * 256 * 34 // 32, "4 bits": 384 * 256 * 20 // 32}
-    packed = ops.embedding_packed(torch.arange(512), weights.linear(QKV, None), torch.float32)
+    packed = ops.linear.embedding_packed(torch.arange(512), weights.linear(QKV, None), torch.float32)
     assert torch.equal(packed, weights.tensor(QKV))
 
 
@@ -237,7 +237,7 @@ def test_rows_that_are_no_whole_groups_are_in_the_dtype(tiny):
 @pytest.mark.parametrize(("quantization", "bits"), [(INT8, 8), (INT4, 4)])
 def test_weights_without_codes_are_rounded_as_they_are_loaded(quantization, bits, llama, ops):
     weights = loader(open_checkpoint(llama("F32")), [GATE_UP], quantization, ops)
-    packed = ops.embedding_packed(torch.arange(512), weights.linear(GATE_UP, None), torch.float32)
+    packed = ops.linear.embedding_packed(torch.arange(512), weights.linear(GATE_UP, None), torch.float32)
     expected = quantize_rows(weights.tensor(GATE_UP).numpy(), bits).values()
     np.testing.assert_array_equal(packed.numpy(), expected)
 
@@ -315,16 +315,16 @@ class Counting:
     """The torch ops, and what was packed by them."""
 
     def __init__(self) -> None:
-        self.packed: list[tuple[int, int]] = []
+        self.linear, self.packed = self, []
 
     def __getattr__(self, name):
-        return getattr(TORCH, name)
+        return getattr(TORCH if hasattr(TORCH, name) else TORCH.linear, name)
 
     def pack_quantized(self, weight, bias=None):
         self.packed.append(weight.shape)
-        return TORCH.pack_quantized(weight, bias)
+        return TORCH.linear.pack_quantized(weight, bias)
 
-    def pack_linear(self, weight, bias=None):
+    def pack(self, weight, bias=None):
         raise AssertionError("a matrix was packed in the model's dtype")
 
 

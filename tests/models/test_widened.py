@@ -47,8 +47,8 @@ def test_bfloat16_checkpoint_in_float32_has_the_logits_of_its_numbers_in_float32
     )
     assert torch.equal(logits(narrow), logits(wide))
     assert set(wide.held_bytes) == {"float32"}
-    assert (narrow.held_bytes["bfloat16"] > 0) == ops.widens_bfloat16
-    if case == "llama" and ops.widens_bfloat16:
+    assert (narrow.held_bytes["bfloat16"] > 0) == ops.linear.widens_bfloat16
+    if case == "llama" and ops.linear.widens_bfloat16:
         assert narrow.weight_bytes < 0.51 * wide.weight_bytes
 
 

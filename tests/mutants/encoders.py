@@ -47,8 +47,8 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C31 an encoder's feed-forward layers have a GELU",
         "layers/encoder.py",
-        "ops.gelu(self._up.of(norm_mlp",
-        "ops.relu2(self._up.of(norm_mlp",
+        "ops.elementwise.gelu(self._up.of(norm_mlp",
+        "ops.elementwise.relu2(self._up.of(norm_mlp",
         _ORACLE,
     ),
     Mutant(
@@ -96,8 +96,8 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C31 a projector has the GELU by the error function",
         "layers/encoder.py",
-        "self._ops.gelu(self._up.of(x), exact=True)",
-        "self._ops.gelu(self._up.of(x))",
+        "self._ops.elementwise.gelu(self._up.of(x), exact=True)",
+        "self._ops.elementwise.gelu(self._up.of(x))",
         _FLEX,
     ),
     Mutant(
@@ -173,8 +173,8 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C31 a slice of an encoder leaves the state that it begins with",
         "layers/encoder.py",
-        "x = ops.add_(self._out.of(attended.flatten(1)), x)",
-        "x = ops.add_(x, self._out.of(attended.flatten(1)))",
+        "x = ops.elementwise.add_(self._out.of(attended.flatten(1)), x)",
+        "x = ops.elementwise.add_(x, self._out.of(attended.flatten(1)))",
         f"{_TESTS}::test_slices_give_the_bits_of_the_whole_and_leave_their_arguments",
     ),
     Mutant(
@@ -229,15 +229,15 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C31 a gated layer of an encoder has a SiLU",
         "layers/grid_encoder.py",
-        "lambda ops: ops.silu_and_mul",
-        "lambda ops: ops.gelu_and_mul",
+        "lambda ops: ops.elementwise.silu_and_mul",
+        "lambda ops: ops.elementwise.gelu_and_mul",
         _QWEN_ORACLE,
     ),
     Mutant(
         "C31 layers of Qwen2-VL have a GELU by the sigmoid",
         "layers/grid_encoder.py",
         "quick_gelu, ",
-        "lambda ops: ops.gelu, ",
+        "lambda ops: ops.elementwise.gelu, ",
         _QWEN_ORACLE,
     ),
     Mutant(
@@ -264,8 +264,8 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C28 features are added behind the layers that they are for",
         "models/decoder.py",
-        "layer < len(features):\n                x = ops.add_rows_(x, features[layer]",
-        "0 < layer <= len(features):\n                x = ops.add_rows_(x, features[layer - 1]",
+        "layer < len(features):\n                x = ops.pictures.add_rows_(x, features[layer]",
+        "0 < layer <= len(features):\n                x = ops.pictures.add_rows_(x, features[layer - 1]",
         "integration/test_pictures.py::test_tokens_and_log_probabilities_equal_those_of_transformers",
     ),
     Mutant(

@@ -56,7 +56,7 @@ NORMS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "C28 layer normalization subtracts the mean",
-        "ops/interface.py",
+        "ops/reference/norms.py",
         "torch.nn.functional.layer_norm(x.float(), x.shape[-1:], eps=eps) * weight.float()",
         "torch.nn.functional.rms_norm(x.float(), x.shape[-1:], eps=eps) * weight.float()",
         "ops/test_rowwise.py::test_layer_norm_equals_the_reference",

@@ -342,7 +342,7 @@ PICTURES: Final = (
         "C28 a token behind a prompt stands at its position plus the delta of its row",
         "runtime/steps/forward.py",
         "tokens.rope_positions, *tokens.batch, deltas)",
-        "tokens.rope_positions, *tokens.batch, self.ops.zeros_like(deltas))",
+        "tokens.rope_positions, *tokens.batch, self.ops.elementwise.zeros_like(deltas))",
         _ROPE + "test_log_probabilities_are_those_of_the_model_at_the_prompts_positions",
     ),
 )

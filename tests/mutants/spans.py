@@ -114,8 +114,8 @@ SPANS: Final = (
     Mutant(
         "C28 a token of Gemma 3 is the average of a square of patches",
         "layers/encoder.py",
-        "self._ops.mean_rows(self._ops.gather_rows(x, self._order(grid)), self._count)",
-        "self._ops.mean_rows(x, self._count)",
+        "self._ops.pictures.mean_rows(self._ops.drafting.gather_rows(x, self._order(grid)), self._count)",
+        "self._ops.pictures.mean_rows(x, self._count)",
         _ENCODER,
     ),
 )

@@ -132,7 +132,7 @@ class PagedCase:
         if self.pictures:
             ahead = [self._ahead(i)[a:b] for i, (a, b) in zip(chosen, spans, strict=True)]
             options["ahead"] = torch.cat(ahead)
-        return ops.paged_attention(q, self.cache, self._pages(chosen, spans), **options)
+        return ops.attention.paged_attention(q, self.cache, self._pages(chosen, spans), **options)
 
     def _ahead(self, sequence: int) -> Tensor:
         ahead = torch.zeros(self.seq_lens[sequence], dtype=torch.int32)

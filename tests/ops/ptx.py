@@ -95,9 +95,9 @@ def _product(rows: int, form: str | None, *, fp8_inputs: bool = False) -> Case:
 
         forms = FORMATS | {"int4 by 128": CodeFormat(bits=4, minimums=False, group=128)}
         if form is None:
-            weight = ops.pack_linear(torch.zeros(256, 1024, dtype=torch.bfloat16))
+            weight = ops.linear.pack(torch.zeros(256, 1024, dtype=torch.bfloat16))
         else:
-            weight = ops.pack_quantized(stored(random_codes(forms[form], 256, 1024, seed=0)))
+            weight = ops.linear.pack_quantized(stored(random_codes(forms[form], 256, 1024, seed=0)))
         x = torch.zeros(rows, 1024, dtype=torch.bfloat16)
         own_product(x, weight, torch.bfloat16, fp8_inputs=fp8_inputs)
 
@@ -109,11 +109,11 @@ def _experts(tokens: int) -> Case:
         import torch
 
         inner, outer = (
-            [ops.pack_linear(torch.zeros(rows, width, dtype=torch.bfloat16)) for _ in range(4)]
+            [ops.linear.pack(torch.zeros(rows, width, dtype=torch.bfloat16)) for _ in range(4)]
             for rows, width in ((512, 256), (256, 256))
         )
         ids, x = torch.zeros(tokens, 2, dtype=torch.int64), torch.zeros(tokens, 256, dtype=torch.bfloat16)
-        ops.fused_experts(x, ops.pack_experts(inner, outer), ids, torch.zeros(tokens, 2))
+        ops.experts.fused_experts(x, ops.experts.pack_experts(inner, outer), ids, torch.zeros(tokens, 2))
 
     return Case("_product", call)
 
@@ -126,8 +126,8 @@ def _every_tile() -> Case:
 
         from forebay.ops.triton import products
 
-        weights = [ops.pack_linear(torch.zeros(256, 256, dtype=torch.bfloat16)) for _ in range(2)]
-        experts = ops.pack_experts(weights, [ops.pack_linear(torch.zeros(256, 128, dtype=torch.bfloat16))] * 2)
+        weights = [ops.linear.pack(torch.zeros(256, 256, dtype=torch.bfloat16)) for _ in range(2)]
+        experts = ops.experts.pack_experts(weights, [ops.linear.pack(torch.zeros(256, 128, dtype=torch.bfloat16))] * 2)
         x = torch.zeros(900, 256, dtype=torch.bfloat16)
         starts = torch.zeros(3, dtype=torch.int32)
         runs = products.Runs(starts, starts, 2, 64, x_rows=starts, x_shares=2)
@@ -185,16 +185,16 @@ def _scan(kernel: str, state_size: int = 128, *, per_channel: bool = False) -> C
         if kernel == "_mamba1":
             rates, wide, x = torch.zeros(4096, 16), torch.zeros(4096), zeros(2, 4096)
             scan = Scan(rates, wide, wide)
-            ops.mamba1_scan(x, x, x[:, :16], x[:, 16:32], scan, torch.zeros(4, 4096, 16), batch)
+            ops.recurrence.mamba1_scan(x, x, x[:, :16], x[:, 16:32], scan, torch.zeros(4, 4096, 16), batch)
         elif kernel.endswith("mamba2"):
             b = zeros(2, 1, state_size)
             recent = RecentInputs(model=(8 * 128, state_size, 8))
             table = rows_of_slots(4, (8, state_size, 128), recent)
-            ops.mamba2_scan(value, zeros(2, 8), b, b, Scan(eight, eight, eight), table, batch)
+            ops.recurrence.mamba2_scan(value, zeros(2, 8), b, b, Scan(eight, eight, eight), table, batch)
         else:
             key, decays = zeros(2, 4, 128), torch.zeros(2, 8, *[128][:per_channel])
             recent = RecentInputs(float32=(decays[0].numel(), 8), model=(4 * 128, 8 * 128))
-            ops.gated_delta_rule(
+            ops.recurrence.gated_delta_rule(
                 key, key, value, decays, torch.zeros(2, 8), rows_of_slots(4, (8, 128, 128), recent), batch
             )
 
@@ -212,7 +212,7 @@ def _attention(codes: str, tokens: int) -> Case:
 
         k = zeros(64, 8, 128, dtype=getattr(torch, codes))
         scale = None if codes == "bfloat16" else float32(64, 8)
-        ops.paged_attention(zeros(tokens, 32, 128), KvCache(k, k.clone(), scale, scale), paged(), scale=0.1)
+        ops.attention.paged_attention(zeros(tokens, 32, 128), KvCache(k, k.clone(), scale, scale), paged(), scale=0.1)
 
     return Case("_attend", call)
 

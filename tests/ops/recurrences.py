@@ -83,7 +83,7 @@ class Conv:
 
     def call(self, ops: Ops, inputs: Inputs, state: Tensor, batch: StateBatch) -> Tensor:
         conv = Convolution(*self.weights(inputs["x"].dtype), silu=self.silu)
-        return ops.causal_conv(inputs["x"], conv, state, batch)
+        return ops.recurrence.causal_conv(inputs["x"], conv, state, batch)
 
     def naive(self, inputs: dict[str, Array], state: Array) -> Array:
         weight, bias = (None if w is None else w.double().numpy() for w in self.weights(self.dtype))
@@ -123,7 +123,7 @@ class Mamba2:
 
     def call(self, ops: Ops, inputs: Inputs, state: Tensor, batch: StateBatch) -> Tensor:
         x, dt, b, c = (inputs[name] for name in ("x", "dt", "b", "c"))
-        return ops.mamba2_scan(x, dt, b, c, Scan(*self.weights(), self.dt_limits), state, batch)
+        return ops.recurrence.mamba2_scan(x, dt, b, c, Scan(*self.weights(), self.dt_limits), state, batch)
 
     def naive(self, inputs: dict[str, Array], state: Array) -> Array:
         a, d, dt_bias = (w.double().numpy() for w in self.weights())
@@ -161,7 +161,7 @@ class Mamba1:
 
     def call(self, ops: Ops, inputs: Inputs, state: Tensor, batch: StateBatch) -> Tensor:
         x, dt, b, c = (inputs[name] for name in ("x", "dt", "b", "c"))
-        return ops.mamba1_scan(x, dt, b, c, Scan(*self.weights()), state, batch)
+        return ops.recurrence.mamba1_scan(x, dt, b, c, Scan(*self.weights()), state, batch)
 
     def naive(self, inputs: dict[str, Array], state: Array) -> Array:
         a, d, dt_bias = (w.double().numpy() for w in self.weights())
@@ -197,7 +197,7 @@ class Delta:
 
     def call(self, ops: Ops, inputs: Inputs, state: Tensor, batch: StateBatch) -> Tensor:
         q, k, v, log_decay, beta = (inputs[name] for name in ("q", "k", "v", "log_decay", "beta"))
-        return ops.gated_delta_rule(q, k, v, log_decay, beta, state, batch)
+        return ops.recurrence.gated_delta_rule(q, k, v, log_decay, beta, state, batch)
 
     def naive(self, inputs: dict[str, Array], state: Array) -> Array:
         out = np.empty_like(inputs["v"])

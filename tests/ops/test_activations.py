@@ -10,23 +10,23 @@ from torch import Tensor
 
 from forebay.ops.interface import Ops
 from forebay.ops.native.ops import NativeOps
-from forebay.ops.reference.recurrence import GatedNorm
+from forebay.ops.reference.norms import GatedNorm
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
 ROWS = [0, 1, 3, 200]
 WIDTHS = [1, 16, 97, 576]
 INF, NAN = float("inf"), float("nan")
 GATED: dict[str, Callable[[Ops, Tensor], Tensor]] = {  # [gate | up] rows
-    "silu_and_mul": lambda ops, x: ops.silu_and_mul(x),
-    "gelu_and_mul": lambda ops, x: ops.gelu_and_mul(x),
-    "gelu_and_mul-exact": lambda ops, x: ops.gelu_and_mul(x, exact=True),
-    "clamped_swiglu": lambda ops, x: ops.clamped_swiglu(x, alpha=1.702, limit=2.5),
-    "mul_sigmoid": lambda ops, x: ops.mul_sigmoid(x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]),
-    "mul_silu": lambda ops, x: ops.mul_silu(x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]),
-    "mul": lambda ops, x: ops.mul(x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]),
-    "relu2": lambda ops, x: ops.relu2(x),
-    "gelu": lambda ops, x: ops.gelu(x),
-    "gelu-exact": lambda ops, x: ops.gelu(x, exact=True),
+    "silu_and_mul": lambda ops, x: ops.elementwise.silu_and_mul(x),
+    "gelu_and_mul": lambda ops, x: ops.elementwise.gelu_and_mul(x),
+    "gelu_and_mul-exact": lambda ops, x: ops.elementwise.gelu_and_mul(x, exact=True),
+    "clamped_swiglu": lambda ops, x: ops.elementwise.clamped_swiglu(x, alpha=1.702, limit=2.5),
+    "mul_sigmoid": lambda ops, x: ops.elementwise.mul_sigmoid(x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]),
+    "mul_silu": lambda ops, x: ops.elementwise.mul_silu(x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]),
+    "mul": lambda ops, x: ops.elementwise.mul(x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]),
+    "relu2": lambda ops, x: ops.elementwise.relu2(x),
+    "gelu": lambda ops, x: ops.elementwise.gelu(x),
+    "gelu-exact": lambda ops, x: ops.elementwise.gelu(x, exact=True),
 }
 
 
@@ -104,7 +104,7 @@ def test_gated_rms_norm_equals_the_reference(
         x, gate = wide[:, 3 : 3 + width], wide[:, 5 + width :]
         weight = normal((group_size if shared else width,), dtype, seed=2)
         norm = GatedNorm(weight, 1e-5, group_size, norm_first, sigmoid)
-        assert_close(native.gated_rms_norm(x, gate, norm), reference.gated_rms_norm(x, gate, norm))
+        assert_close(native.norms.gated_rms_norm(x, gate, norm), reference.norms.gated_rms_norm(x, gate, norm))
 
 
 def test_gated_rms_norm_depends_neither_on_other_rows_nor_threads(
@@ -113,7 +113,9 @@ def test_gated_rms_norm_depends_neither_on_other_rows_nor_threads(
     x, gate, weight = (normal((n, 512), dtype, seed=n) for n in (200, 200, 1))
 
     def norm(ops: Ops, rows: slice) -> Tensor:
-        return ops.gated_rms_norm(x[rows], gate[rows], GatedNorm(weight[0], 1e-5, group_size=128, norm_first=False))
+        return ops.norms.gated_rms_norm(
+            x[rows], gate[rows], GatedNorm(weight[0], 1e-5, group_size=128, norm_first=False)
+        )
 
     together = norm(native, slice(None))
     assert_same_bits(norm(single_threaded, slice(None)), together)

@@ -43,7 +43,7 @@ SLOTS = torch.tensor([0, 1, 2, 1, 4, 0, 3, 5, 4], dtype=torch.int32)
 def added(ops: Ops, table: AdapterTable, x: Tensor, slots: Tensor, outputs: int = len(LAYERS)) -> Tensor:
     """What an op makes of outputs that depend on their place alone."""
     out = normal((200, outputs), x.dtype, seed=3)[: len(x)].clone()
-    ops.add_adapters(out, x, slots, table)
+    ops.adapters.add(out, x, slots, table)
     return out
 
 
@@ -87,7 +87,7 @@ def test_tokens_without_an_adapter_keep_their_bits(each_ops: Ops, dtypes: Dtypes
     x[SLOTS == 0] = float("nan")
     table.a[0], table.b[0], table.ranks[0] = 1.0, 1.0, 1
     out = torch.full((len(SLOTS), len(LAYERS)), -0.0, dtype=dtypes[0])
-    each_ops.add_adapters(out, x, SLOTS, table)
+    each_ops.adapters.add(out, x, SLOTS, table)
     assert out[SLOTS == 0].signbit().all()
     assert not out[SLOTS == 0].any()
     without = torch.tensor(LAYERS) == 1  # slot 2 has an adapter of the first layer alone
@@ -101,12 +101,12 @@ def test_recorded_call_follows_the_slots_of_the_step(native: NativeOps) -> None:
     out, recording = normal((len(SLOTS), len(LAYERS)), F32, seed=3), Recording(native.kernels)
     before = out.clone()
     with recording.record():
-        native.add_adapters(out, x, slots, table)
+        native.adapters.add(out, x, slots, table)
     recording.replay()
     assert_same_bits(out, before)
     slots.copy_(SLOTS)
     recording.replay()
-    native.add_adapters(before, x, SLOTS, table)
+    native.adapters.add(before, x, SLOTS, table)
     assert_same_bits(out, before)
 
 
@@ -121,7 +121,7 @@ def test_bits_of_a_token_do_not_depend_on_others_nor_on_threads(
     assert_same_bits(added(single_threaded, table, x, slots), together)
     for first, count in ((0, 1), (17, 3), (40, 70)):
         part = before[first : first + count].clone()
-        native.add_adapters(part, x[first : first + count], slots[first : first + count], table)
+        native.adapters.add(part, x[first : first + count], slots[first : first + count], table)
         assert_same_bits(part, together[first : first + count])
     alike = torch.full_like(slots, 4)
     whole = added(native, table, x, alike)

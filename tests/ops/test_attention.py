@@ -56,7 +56,7 @@ def test_sequences_without_queries_are_allowed(
         assert_close(case.run(native), case.run(reference))
     else:
         q = torch.empty(0, 4, 64, dtype=dtype)
-        assert native.paged_attention(q, case.cache, no_sequences(), scale=0.125).shape == q.shape
+        assert native.attention.paged_attention(q, case.cache, no_sequences(), scale=0.125).shape == q.shape
 
 
 def test_more_query_heads_than_a_piece_has_rows(native: NativeOps, reference: Ops, dtype: torch.dtype) -> None:
@@ -329,7 +329,7 @@ def test_attention_within_segments_equals_that_of_each_alone(
     each_ops: Ops, dtype: torch.dtype, lens: tuple[int, ...]
 ) -> None:
     q, k, v = heads_of(sum(lens), dtype)
-    out = each_ops.paged_attention(q, KvCache(k, v), segments(lens, "cpu"), scale=0.3)
+    out = each_ops.attention.paged_attention(q, KvCache(k, v), segments(lens, "cpu"), scale=0.3)
     assert out.shape == q.shape
     first = 0
     for length in lens:
@@ -337,7 +337,9 @@ def test_attention_within_segments_equals_that_of_each_alone(
         one = [x[part].float().transpose(0, 1) for x in (q, k, v)]
         expected = torch.nn.functional.scaled_dot_product_attention(*one, scale=0.3).transpose(0, 1)
         assert_close(out[part], expected.to(dtype))
-        alone = each_ops.paged_attention(q[part], KvCache(k[part], v[part]), segments([length], "cpu"), scale=0.3)
+        alone = each_ops.attention.paged_attention(
+            q[part], KvCache(k[part], v[part]), segments([length], "cpu"), scale=0.3
+        )
         assert_same_bits(out[part], alone)
         first += length
 
@@ -348,10 +350,12 @@ def test_attention_within_segments_does_not_depend_on_threads_nor_on_earlier_cal
     """One of more than 512 keys is read in several parts, where there are few others."""
     q, k, v = heads_of(600, dtype, head_dim=16)
     one = segments([600], "cpu")
-    once = native.paged_attention(q, KvCache(k, v), one, scale=0.3)
-    assert_same_bits(single_threaded.paged_attention(q, KvCache(k, v), segments([600], "cpu"), scale=0.3), once)
-    native.paged_attention(k, KvCache(v, q), one, scale=0.3)
-    assert_same_bits(native.paged_attention(q, KvCache(k, v), one, scale=0.3), once)
+    once = native.attention.paged_attention(q, KvCache(k, v), one, scale=0.3)
+    assert_same_bits(
+        single_threaded.attention.paged_attention(q, KvCache(k, v), segments([600], "cpu"), scale=0.3), once
+    )
+    native.attention.paged_attention(k, KvCache(v, q), one, scale=0.3)
+    assert_same_bits(native.attention.paged_attention(q, KvCache(k, v), one, scale=0.3), once)
 
 
 # -- in both directions within pictures -------------------------------------------------------------------------------
@@ -418,5 +422,5 @@ def test_layers_with_and_without_attention_within_pictures_have_plans_of_their_o
     ahead[10:80] = torch.arange(70).flip(0)
     both = case.paged
     for given in (None, ahead, None, ahead):
-        out = native.paged_attention(q, case.cache, both, scale=0.1, ahead=given)
-        assert_same_bits(out, native.paged_attention(q, case.cache, case.paged, scale=0.1, ahead=given))
+        out = native.attention.paged_attention(q, case.cache, both, scale=0.1, ahead=given)
+        assert_same_bits(out, native.attention.paged_attention(q, case.cache, case.paged, scale=0.1, ahead=given))

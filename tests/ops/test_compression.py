@@ -96,7 +96,7 @@ def test_planned_blocks_are_the_reference_s(
 ) -> None:
     how = hows(rate, overlap)
     given = step.positions, step.loc, step.paged(how), how
-    assert_same_blocks(native.plan_blocks(*given), reference.plan_blocks(*given))
+    assert_same_blocks(native.compression.plan_blocks(*given), reference.compression.plan_blocks(*given))
 
 
 @pytest.mark.parametrize(("rate", "overlap"), RATES)
@@ -107,9 +107,12 @@ def test_compressed_blocks_and_kept_states_are_the_reference_s(
     width = size * (1 + overlap)
     kv, gate = normal((step.num_tokens, 2 * width), dtype, 1).chunk(2, dim=1)
     bias = normal((rate, width), torch.float32, 2)
-    blocks = reference.plan_blocks(step.positions, step.loc, step.paged(how), how)
+    blocks = reference.compression.plan_blocks(step.positions, step.loc, step.paged(how), how)
     rings = [step.ring(how, width, dtype) for _ in range(2)]
-    entries = [ops.compress(kv, gate, bias, ring, blocks) for ops, ring in zip((native, reference), rings, strict=True)]
+    entries = [
+        ops.compression.compress(kv, gate, bias, ring, blocks)
+        for ops, ring in zip((native, reference), rings, strict=True)
+    ]
     assert_close(*entries)
     for ours, theirs in zip(*rings, strict=True):
         # Place 0 of the padding ring takes what is kept nowhere.
@@ -124,7 +127,7 @@ def test_states_that_do_not_exist_may_be_anything(native: NativeOps, reference: 
     step, how = Step("prompts"), hows(4, True)
     kv, gate = (normal((step.num_tokens, 16), torch.float32, seed) for seed in (1, 2))
     bias = normal((4, 16), torch.float32, 3)
-    blocks = reference.plan_blocks(step.positions, step.loc, step.paged(how), how)
+    blocks = reference.compression.plan_blocks(step.positions, step.loc, step.paged(how), how)
     first = (blocks.first == 0) & blocks.in_step[:, -4:].all(dim=1)
     assert int(first.sum()) == 1
     for ops in (native, reference):
@@ -133,7 +136,7 @@ def test_states_that_do_not_exist_may_be_anything(native: NativeOps, reference: 
             ring = step.ring(how, 16, torch.float32)
             for part in ring:
                 part.fill_(fill)
-            found.append(ops.compress(kv, gate, bias, ring, blocks)[first])
+            found.append(ops.compression.compress(kv, gate, bias, ring, blocks)[first])
         assert_same_bits(*found)
         assert found[0].isfinite().all()
 
@@ -143,11 +146,11 @@ def test_unrotate_undoes_the_rotation(native: NativeOps, reference: Ops, dtype: 
     angles = torch.rand(40, 6, generator=torch.Generator().manual_seed(2))
     cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
     ours, theirs = x.clone(), x.clone()
-    native.unrotate(ours, positions, cos_sin)
-    reference.unrotate(theirs, positions, cos_sin)
+    native.compression.unrotate(ours, positions, cos_sin)
+    reference.compression.unrotate(theirs, positions, cos_sin)
     assert_close(ours, theirs)
     back = ours.clone()
-    native.apply_rope(back, back[:, :0], positions, cos_sin)
+    native.attention.apply_rope(back, back[:, :0], positions, cos_sin)
     assert_close(back, x)
 
 
@@ -158,8 +161,8 @@ def test_attention_over_a_window_and_entries_is_the_reference_s(
 ) -> None:
     """What nobody sees is NaN (C5)."""
     rate, heads, dim = 4, 11, 20
-    seen = reference.entry_pages(step.positions, step.full, rate)
-    mine = native.entry_pages(step.positions, step.full, rate)
+    seen = reference.compression.entry_pages(step.positions, step.full, rate)
+    mine = native.compression.entry_pages(step.positions, step.full, rate)
     for name in ("rows", "q_start", "seq_lens"):
         assert_same_bits(getattr(mine, name), getattr(seen, name))
     if selected:
@@ -167,19 +170,21 @@ def test_attention_over_a_window_and_entries_is_the_reference_s(
         counts = seen.seq_lens.clamp(max=most)
         chosen = torch.arange(most, dtype=torch.int32).expand(step.num_tokens, most)
         chosen = torch.where(chosen < counts.unsqueeze(1), chosen, -1).contiguous()
-        seen = reference.token_pages(chosen, counts, seen).with_lens(reference.selected_lens(seen.seq_lens, counts))
+        seen = reference.selection.token_pages(chosen, counts, seen).with_lens(
+            reference.compression.selected_lens(seen.seq_lens, counts)
+        )
     q, sinks = normal((step.num_tokens, heads, dim), dtype, 3), normal((heads,), torch.float32, 4)
     tokens, entries = step.cache(PAGE, dim, dtype, 7), step.cache(PAGE // rate, dim, dtype, 8)
     tokens.k[:PAGE], entries.k[: PAGE // rate] = 0.5, 0.5  # the padding page is finite
     given = step.positions, (tokens, step.window), (entries, seen)
     options = {"scale": 0.3, "window": window, "sinks": sinks}
-    expected = reference.compressed_attention(q, *given, **options)
-    assert_close(native.compressed_attention(q, *given, **options), expected)
+    expected = reference.compression.compressed_attention(q, *given, **options)
+    assert_close(native.compression.compressed_attention(q, *given, **options), expected)
     assert expected.isfinite().all()
     unseen = _unseen(step, window, tokens)
     poisoned = KvCache(unseen, unseen)
     given = step.positions, (poisoned, step.window), (entries, seen)
-    assert_same_bits(reference.compressed_attention(q, *given, **options), expected)
+    assert_same_bits(reference.compression.compressed_attention(q, *given, **options), expected)
 
 
 def _unseen(step: Step, window: int, cache: KvCache) -> Tensor:
@@ -199,12 +204,14 @@ def test_a_failed_selection_gives_nan_and_an_empty_one_the_window(native: Native
     step = Step("decodes")
     seen, counts = torch.tensor([0, 2, 7, 16]).int(), torch.tensor([0, 0, 3, 0]).int()
     for ops in (native, reference):
-        assert ops.selected_lens(seen, counts).tolist() == [0, -1, 3, -1]
-    entries = reference.entry_pages(step.positions, step.full, 4).with_lens(reference.selected_lens(seen, counts))
+        assert ops.compression.selected_lens(seen, counts).tolist() == [0, -1, 3, -1]
+    entries = reference.compression.entry_pages(step.positions, step.full, 4).with_lens(
+        reference.compression.selected_lens(seen, counts)
+    )
     q, sinks = normal((4, 2, 8), torch.float32, 1), torch.zeros(2)
     given = step.positions, (step.cache(PAGE, 8, torch.float32, 2), step.window)
     for ops in (native, reference):
-        out = ops.compressed_attention(
+        out = ops.compression.compressed_attention(
             q, *given, (step.cache(4, 8, torch.float32, 3), entries), scale=1.0, window=4, sinks=sinks
         )
         assert out.isnan().all(dim=2).all(dim=1).tolist() == [False, True, False, True]
@@ -213,10 +220,10 @@ def test_a_failed_selection_gives_nan_and_an_empty_one_the_window(native: Native
 
 def test_a_sequence_without_entries_selects_none(native: NativeOps, reference: Ops) -> None:
     step = Step("decodes")
-    entries = reference.entry_pages(step.positions, step.full, 16)
+    entries = reference.compression.entry_pages(step.positions, step.full, 16)
     none = replace(entries, seq_lens=torch.zeros_like(entries.seq_lens))
     q, weights = normal((4, 2, 8), torch.float32, 1), normal((4, 2), torch.float32, 2)
     for ops in (native, reference):
-        positions, counts = ops.select_tokens(q, weights, step.cache(1, 8, torch.float32, 3), none, 3)
+        positions, counts = ops.selection.select_tokens(q, weights, step.cache(1, 8, torch.float32, 3), none, 3)
         assert not counts.any()
         assert (positions == -1).all()

@@ -22,7 +22,7 @@ def test_behind_each_token_stands_the_next_one_and_behind_the_last_that_stays_wh
     """A decode of which two of four tokens stay, a whole chunk, and a token alone."""
     last_tokens, kv_lens = torch.zeros(NUM_ROWS, dtype=torch.int64), torch.zeros(NUM_ROWS, dtype=torch.int64)
     last_tokens[[3, 1, 7]], kv_lens[[3, 1, 7]] = ints(33, 11, 17), ints(12, 3, 1)
-    next_ids, ends = each_ops.follow(
+    next_ids, ends = each_ops.drafting.follow(
         ints(20, 21, 22, 23, 4, 5, 6, 9),
         ints(10, 11, 12, 13, 0, 1, 2, 0),
         ints(3, 1, 7).int(),
@@ -39,7 +39,7 @@ def test_what_is_no_token_follows_as_token_zero(each_ops):
     for ids in (ints(-1, -7), ints(VOCAB, 2**40)):
         bounds = ints(0, 2).int()
         rows = known(last_tokens, torch.full((NUM_ROWS,), 6))
-        next_ids, _ = each_ops.follow(ids, ints(4, 5), ints(2).int(), bounds, rows, VOCAB)
+        next_ids, _ = each_ops.drafting.follow(ids, ints(4, 5), ints(2).int(), bounds, rows, VOCAB)
         assert next_ids.tolist() == [0, 0]
 
 
@@ -48,7 +48,7 @@ def test_lengths_that_are_not_true_stay_inside_the_step(each_ops):
         kv_lens = torch.full((NUM_ROWS,), length)
         batch = ints(2, 5).int(), ints(0, 2, 3).int()
         rows = known(torch.ones(NUM_ROWS).long(), kv_lens)
-        _, ends = each_ops.follow(ints(1, 2, 3), ints(4, 5, 9), *batch, rows, VOCAB)
+        _, ends = each_ops.drafting.follow(ints(1, 2, 3), ints(4, 5, 9), *batch, rows, VOCAB)
         assert 0 <= ends[0] < 2
         assert ends[1] == 2
 
@@ -58,7 +58,7 @@ def test_each_row_keeps_as_many_drafts_as_it_wants(each_ops):
     rows, counts = ints(4, 2, 8, PAD).int(), ints(3, 1, 2, 0).int()
     left = rows
     for column in range(3):
-        left = each_ops.keep_drafts(ints(10, 20, 30, 40) + column, left, counts, column, draft_tokens)
+        left = each_ops.drafting.keep_drafts(ints(10, 20, 30, 40) + column, left, counts, column, draft_tokens)
     assert draft_tokens[[4, 2, 8]].tolist() == [[10, 11, 12], [20, -5, -5], [30, 31, -5]]
     assert left.tolist() == [PAD] * 4
     assert (draft_tokens[[1, 3, 5, 6, 7]] == -5).all()
@@ -67,11 +67,11 @@ def test_each_row_keeps_as_many_drafts_as_it_wants(each_ops):
 def test_rows_are_moved_as_they_are(each_ops, dtype):
     table = torch.randn(NUM_ROWS, 12, generator=torch.Generator().manual_seed(0)).to(dtype)
     rows = ints(3, 1, 3, 8).int()
-    assert torch.equal(each_ops.gather_rows(table, rows), table[rows.long()])
+    assert torch.equal(each_ops.drafting.gather_rows(table, rows), table[rows.long()])
     values = torch.randn(3, 12).to(dtype)
     expected = table.clone()
     expected[[5, 0, 2]] = values
-    each_ops.scatter_rows(table, ints(5, 0, 2).int(), values)
+    each_ops.drafting.scatter_rows(table, ints(5, 0, 2).int(), values)
     assert torch.equal(table, expected)
 
 
@@ -79,7 +79,7 @@ def test_rows_become_zeros_where_they_are_not_to_stay(each_ops, dtype):
     table = torch.randn(NUM_ROWS, 2, 3).to(dtype)
     expected = table.clone()
     expected[[5, 8]] = 0
-    each_ops.clear_rows(table, ints(3, 5, PAD, 8), torch.tensor([True, False, True, False]))
+    each_ops.drafting.clear_rows(table, ints(3, 5, PAD, 8), torch.tensor([True, False, True, False]))
     assert torch.equal(table, expected)
 
 
@@ -97,7 +97,9 @@ def test_native_ops_follow_as_torch_does(native, reference, seed):
     num_tokens, rows = int(q_start[-1]), random(0, NUM_ROWS, num_seqs).int()
     of_rows = known(random(-3, VOCAB + 3, NUM_ROWS), random(0, 30, NUM_ROWS))
     step = random(-3, VOCAB + 3, num_tokens), random(0, 30, num_tokens), rows, q_start
-    (ids, ends), (expected_ids, expected_ends) = (made.follow(*step, of_rows, VOCAB) for made in (native, reference))
+    (ids, ends), (expected_ids, expected_ends) = (
+        made.drafting.follow(*step, of_rows, VOCAB) for made in (native, reference)
+    )
     assert torch.equal(ids, expected_ids)
     if num_tokens:
         assert torch.equal(ends, expected_ends)

@@ -20,10 +20,10 @@ def test_sums_and_scales_in_place_equal_the_reference(
 ) -> None:
     ours, y = normal((rows, width), dtype, seed=1), normal((rows, width + 5), dtype, seed=2)[:, 5:]
     theirs = ours.clone()
-    assert native.add_(ours, y) is ours
-    assert_same_bits(ours, reference.add_(theirs, y))
-    assert native.scale_(ours, 0.37) is ours
-    assert_same_bits(ours, reference.scale_(theirs, 0.37))
+    assert native.elementwise.add_(ours, y) is ours
+    assert_same_bits(ours, reference.elementwise.add_(theirs, y))
+    assert native.elementwise.scale_(ours, 0.37) is ours
+    assert_same_bits(ours, reference.elementwise.scale_(theirs, 0.37))
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -34,8 +34,8 @@ def test_scale_rows_views_of_wider_rows_equals_the_reference_and_leaves_the_rest
     ours, table = normal((rows, width + 7), dtype, seed=1), normal((9,), torch.float32, seed=2)
     before, theirs, at = ours.clone(), ours.clone(), torch.arange(rows) * 5 % 9
     part = ours[:, 3 : 3 + width]
-    assert native.scale_rows_(part, table, at) is part
-    reference.scale_rows_(theirs[:, 3 : 3 + width], table, at)
+    assert native.elementwise.scale_rows_(part, table, at) is part
+    reference.elementwise.scale_rows_(theirs[:, 3 : 3 + width], table, at)
     assert_same_bits(ours, theirs)
     expected = (before.float() * table[at].unsqueeze(1)).to(dtype)
     assert_same_bits(ours[:, 3 : 3 + width], expected[:, 3 : 3 + width])
@@ -51,9 +51,9 @@ def test_a_cap_equals_the_reference_and_lets_nothing_infinite_pass(
     for row, value in enumerate((float("inf"), float("-inf"), float("nan"))[:rows]):
         x[row, row % width] = value
     ours, theirs = x.clone(), x.clone()
-    assert native.softcap_(ours, 30.0) is ours
+    assert native.elementwise.softcap_(ours, 30.0) is ours
     finite = x.isfinite()
-    for capped in (ours, reference.softcap_(theirs, 30.0)):
+    for capped in (ours, reference.elementwise.softcap_(theirs, 30.0)):
         assert torch.equal(capped.isnan(), ~finite)
     assert_close(ours[finite], theirs[finite])
     assert (ours[finite].abs() <= 30.0).all()
@@ -68,7 +68,7 @@ def test_every_instruction_set_rounds_to_bfloat16_alike(native: NativeOps, facto
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     rounded = torch.where(magnitude > 0x7F800000, (bits | 0x400000) >> 16, rounded)
     rounded = torch.where(magnitude < 0x800000, (bits >> 16) & -0x8000, rounded)
-    assert torch.equal(native.scale_(x.clone(), factor).view(torch.int16), rounded.to(torch.int16))
+    assert torch.equal(native.elementwise.scale_(x.clone(), factor).view(torch.int16), rounded.to(torch.int16))
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -78,9 +78,9 @@ def test_a_gate_may_be_shared_by_entries_side_by_side(
 ) -> None:
     wide = normal((rows, width + gates), dtype, seed=1)
     x, gate = wide[:, :width], wide[:, width:]
-    actual = native.mul_sigmoid(x, gate)
-    assert_close(actual, reference.mul_sigmoid(x, gate))
-    assert_same_bits(actual, native.mul_sigmoid(x, gate.repeat_interleave(width // gates, dim=1)))
+    actual = native.elementwise.mul_sigmoid(x, gate)
+    assert_close(actual, reference.elementwise.mul_sigmoid(x, gate))
+    assert_same_bits(actual, native.elementwise.mul_sigmoid(x, gate.repeat_interleave(width // gates, dim=1)))
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -89,14 +89,14 @@ def test_parts_are_joined_behind_each_other(each_ops: Ops, dtype: torch.dtype, r
     flat = [wide[:, 3:20], wide[:, 40:41], normal((rows, 9), dtype, seed=2)]
     heads = [normal((rows, 4, 7), dtype, seed=3), wide[:, 20:40].view(rows, 4, 5), wide[:, :12].view(rows, 4, 3)]
     for parts in (flat, heads, flat[:1]):
-        joined = each_ops.concat(parts)
+        joined = each_ops.elementwise.concat(parts)
         assert joined.is_contiguous()
         assert_same_bits(joined, torch.cat(parts, dim=-1))
 
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_zeros_take_shape_and_dtype_of_a_view(each_ops: Ops, dtype: torch.dtype, rows: int) -> None:
-    zeros = each_ops.zeros_like(normal((rows, 40), dtype, seed=1)[:, 7:30])
+    zeros = each_ops.elementwise.zeros_like(normal((rows, 40), dtype, seed=1)[:, 7:30])
     assert zeros.is_contiguous()
     assert_same_bits(zeros, torch.zeros(rows, 23, dtype=dtype))
 
@@ -104,7 +104,9 @@ def test_zeros_take_shape_and_dtype_of_a_view(each_ops: Ops, dtype: torch.dtype,
 def test_rows_and_threads_do_not_matter(native: NativeOps, single_threaded: NativeOps, dtype: torch.dtype) -> None:
     x, y = (normal((200, 575), dtype, seed=seed) for seed in (1, 2))
     for name in ("add_", "mul_sigmoid"):
-        together = getattr(native, name)(x.clone(), y)
-        assert_same_bits(getattr(single_threaded, name)(x.clone(), y), together)
-        assert_same_bits(getattr(native, name)(x[17:18].clone(), y[17:18]), together[17:18])
-    assert_same_bits(native.scale_(x.clone(), 0.3)[17:18], single_threaded.scale_(x[17:18].clone(), 0.3))
+        together = getattr(native.elementwise, name)(x.clone(), y)
+        assert_same_bits(getattr(single_threaded.elementwise, name)(x.clone(), y), together)
+        assert_same_bits(getattr(native.elementwise, name)(x[17:18].clone(), y[17:18]), together[17:18])
+    assert_same_bits(
+        native.elementwise.scale_(x.clone(), 0.3)[17:18], single_threaded.elementwise.scale_(x[17:18].clone(), 0.3)
+    )

@@ -22,8 +22,8 @@ BITS = [16, 8, 4]  # of the weights
 def _pack(ops: Ops, rows: int, columns: int, dtype: torch.dtype, bits: int, seed: int) -> LinearWeight:
     weight, bias = normal((rows, columns), dtype, seed, scale=columns**-0.5), normal((rows,), dtype, seed + 1)
     if bits == 16:
-        return ops.pack_linear(weight, bias)
-    return ops.pack_quantized(stored(quantize_rows(weight.float().numpy(), bits)), bias)
+        return ops.linear.pack(weight, bias)
+    return ops.linear.pack_quantized(stored(quantize_rows(weight.float().numpy(), bits)), bias)
 
 
 def _experts(
@@ -38,7 +38,7 @@ def _experts(
     width = intermediate if activation is ExpertActivation.RELU2 else 2 * intermediate
     first = [_pack(ops, width, hidden, dtype, bits, seed=10 * e) for e in range(NUM_EXPERTS)]
     second = [_pack(ops, hidden, intermediate, dtype, bits, seed=500 + 10 * e) for e in range(NUM_EXPERTS)]
-    return ops.pack_experts(first, second, activation, alpha=1.7, limit=1.5)
+    return ops.experts.pack_experts(first, second, activation, alpha=1.7, limit=1.5)
 
 
 def _routing(tokens: int, choices: int) -> tuple[Tensor, Tensor]:
@@ -60,7 +60,9 @@ def test_fused_experts_equals_the_reference(
 ) -> None:
     x = normal((tokens, hidden + 9), dtype, seed=1)[:, 9:]
     ours, theirs = (
-        ops.fused_experts(x, _experts(ops, dtype, hidden=hidden, intermediate=intermediate), *_routing(tokens, choices))
+        ops.experts.fused_experts(
+            x, _experts(ops, dtype, hidden=hidden, intermediate=intermediate), *_routing(tokens, choices)
+        )
         for ops in (native, reference)
     )
     assert_close(ours, theirs)
@@ -73,7 +75,7 @@ def test_experts_of_every_activation_and_form_equal_the_reference(
 ) -> None:
     x = normal((33, 64), dtype, seed=1)
     ours, theirs = (
-        ops.fused_experts(x, _experts(ops, dtype, bits=bits, activation=activation), *_routing(33, 2))
+        ops.experts.fused_experts(x, _experts(ops, dtype, bits=bits, activation=activation), *_routing(33, 2))
         for ops in (native, reference)
     )
     if bits == 16:
@@ -88,12 +90,14 @@ def test_a_token_is_given_what_its_experts_layers_give_it_alone(
 ) -> None:
     """To the bit, whoever else is in the call."""
     x, (ids, weights) = normal((600, 64), dtype, seed=1), _routing(600, 2)
-    together = native.fused_experts(x, _experts(native, dtype, bits=bits), ids, weights)
+    together = native.experts.fused_experts(x, _experts(native, dtype, bits=bits), ids, weights)
     for t in (0, 31, 599):
         parts = []
         for e in ids[t].tolist():
-            hidden = native.silu_and_mul(native.linear(x[t : t + 1], _pack(native, 64, 64, dtype, bits, seed=10 * e)))
-            parts.append(native.linear(hidden, _pack(native, 64, 32, dtype, bits, seed=500 + 10 * e)))
+            hidden = native.elementwise.silu_and_mul(
+                native.linear.apply(x[t : t + 1], _pack(native, 64, 64, dtype, bits, seed=10 * e))
+            )
+            parts.append(native.linear.apply(hidden, _pack(native, 64, 32, dtype, bits, seed=500 + 10 * e)))
         first, second = (part.float() * weight for part, weight in zip(parts, weights[t], strict=True))
         assert_same_bits(together[t : t + 1], (first + second).to(dtype))
 
@@ -103,12 +107,12 @@ def test_neither_other_tokens_nor_threads_matter(
     native: NativeOps, single_threaded: NativeOps, dtype: torch.dtype, bits: int
 ) -> None:
     x, (ids, weights) = normal((60, 64), dtype, seed=1), _routing(60, 2)
-    together = native.fused_experts(x, _experts(native, dtype, bits=bits), ids, weights)
+    together = native.experts.fused_experts(x, _experts(native, dtype, bits=bits), ids, weights)
     experts = _experts(single_threaded, dtype, bits=bits)
-    assert_same_bits(single_threaded.fused_experts(x, experts, ids, weights), together)
+    assert_same_bits(single_threaded.experts.fused_experts(x, experts, ids, weights), together)
     poisoned = x.clone()
     poisoned[1::2] = float("nan")
-    alone = native.fused_experts(poisoned, _experts(native, dtype, bits=bits), ids, weights)
+    alone = native.experts.fused_experts(poisoned, _experts(native, dtype, bits=bits), ids, weights)
     assert_same_bits(alone[::2], together[::2])
 
 
@@ -119,9 +123,11 @@ def test_heads_have_linear_layers_of_their_own(
 ) -> None:
     x = normal((tokens, heads, inputs + 7), dtype, seed=1)[..., 7:]
     ours, theirs = (
-        ops.linear_heads(x, ops.pack_heads([_pack(ops, outputs, inputs, dtype, 16, seed=h) for h in range(heads)]))
+        ops.experts.linear_heads(
+            x, ops.experts.pack_heads([_pack(ops, outputs, inputs, dtype, 16, seed=h) for h in range(heads)])
+        )
         for ops in (native, reference)
     )
     assert_close(ours, theirs)
     for h in range(heads):
-        assert_same_bits(ours[:, h], native.linear(x[:, h], _pack(native, outputs, inputs, dtype, 16, seed=h)))
+        assert_same_bits(ours[:, h], native.linear.apply(x[:, h], _pack(native, outputs, inputs, dtype, 16, seed=h)))

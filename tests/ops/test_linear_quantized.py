@@ -63,10 +63,10 @@ def test_linear_equals_the_reference(native: NativeOps, reference: Ops, dtype: t
         inputs = whole(least, form)
         x, weight = normal((rows, inputs), dtype, seed=1), stored(random_codes(form, outputs, inputs, seed=2))
         for bias in (None, normal((outputs,), dtype, seed=3)):
-            ours, theirs = native.pack_quantized(weight, bias), reference.pack_quantized(weight, bias)
+            ours, theirs = native.linear.pack_quantized(weight, bias), reference.linear.pack_quantized(weight, bias)
             assert (ours.in_features, ours.out_features) == (inputs, outputs)
             assert (theirs.in_features, theirs.out_features) == (inputs, outputs)
-            assert_near(native.linear(x, ours), reference.linear(x, theirs))
+            assert_near(native.linear.apply(x, ours), reference.linear.apply(x, theirs))
 
 
 def test_formats_one_below_the_other_give_the_bits_of_each(native: NativeOps, dtype: torch.dtype) -> None:
@@ -75,14 +75,14 @@ def test_formats_one_below_the_other_give_the_bits_of_each(native: NativeOps, dt
         random_codes(FORMATS[name], outputs, 512, seed=outputs)
         for name, outputs in (("Q4_K", 64), ("Q4_K", 32), ("Q6_K", 96), ("Q8_0", 40))
     ]
-    together = native.pack_quantized(stored(*parts))
+    together = native.linear.pack_quantized(stored(*parts))
     for rows in (1, 9):
         x = normal((rows, 512), dtype, seed=rows)
-        expected = [native.linear_f32(x, native.pack_quantized(stored(part))) for part in parts]
-        assert_same_bits(native.linear_f32(x, together), torch.cat(expected, dim=1))
+        expected = [native.linear.apply_f32(x, native.linear.pack_quantized(stored(part))) for part in parts]
+        assert_same_bits(native.linear.apply_f32(x, together), torch.cat(expected, dim=1))
     ids = torch.tensor([0, 63, 95, 96, 191, 192, 231])
     values = torch.from_numpy(np.concatenate([part.values() for part in parts]))
-    assert_near(native.embedding_packed(ids, together, dtype), values[ids].to(dtype))
+    assert_near(native.linear.embedding_packed(ids, together, dtype), values[ids].to(dtype))
 
 
 @pytest.mark.parametrize("activation_bits", [16], ids=["16 bits"], indirect=True)  # AMX rounds to none, or is not there
@@ -92,11 +92,11 @@ def test_linear_gives_the_bits_of_the_numbers_that_the_codes_stand_for(
     if native.activation_bits:
         pytest.skip("multiplies the codes themselves")
     width = whole(160, form)
-    packed = native.pack_quantized(stored(random_codes(form, 131, width, seed=2)))
-    opened = native.pack_linear(native.embedding_packed(torch.arange(131), packed, dtype))
+    packed = native.linear.pack_quantized(stored(random_codes(form, 131, width, seed=2)))
+    opened = native.linear.pack(native.linear.embedding_packed(torch.arange(131), packed, dtype))
     for rows in (1, 5, 16, 17, 33, 200):
         x = normal((rows, width), dtype, seed=rows)
-        assert_same_bits(native.linear(x, packed), native.linear(x, opened))
+        assert_same_bits(native.linear.apply(x, packed), native.linear.apply(x, opened))
 
 
 def test_a_row_does_not_depend_on_how_many_rows_come_with_it(
@@ -105,11 +105,11 @@ def test_a_row_does_not_depend_on_how_many_rows_come_with_it(
     width = whole(160, form)
     x, packed = (
         normal((200, width), dtype, seed=1),
-        native.pack_quantized(stored(random_codes(form, 131, width, seed=2))),
+        native.linear.pack_quantized(stored(random_codes(form, 131, width, seed=2))),
     )
-    together = native.linear_f32(x, packed)
+    together = native.linear.apply_f32(x, packed)
     for rows in (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 199):
-        assert_same_bits(native.linear_f32(x[-rows:], packed), together[-rows:])
+        assert_same_bits(native.linear.apply_f32(x[-rows:], packed), together[-rows:])
 
 
 def test_linear_does_not_depend_on_the_number_of_threads(
@@ -117,36 +117,39 @@ def test_linear_does_not_depend_on_the_number_of_threads(
 ) -> None:
     width = whole(96, form)
     weight = stored(random_codes(form, 500, width, seed=2))
-    ours, theirs = native.pack_quantized(weight), single_threaded.pack_quantized(weight)
+    ours, theirs = native.linear.pack_quantized(weight), single_threaded.linear.pack_quantized(weight)
     for rows in (1, 3, 600):
         x = normal((rows, width), dtype, seed=rows)
-        assert_same_bits(native.linear_f32(x, ours), single_threaded.linear_f32(x, theirs))
+        assert_same_bits(native.linear.apply_f32(x, ours), single_threaded.linear.apply_f32(x, theirs))
 
 
 def test_packed_weight_outlives_the_original(native: NativeOps, form: CodeFormat) -> None:
     width = whole(64, form)
     x, weight = normal((3, width), torch.float32, seed=1), random_codes(form, 20, width, seed=2)
-    packed = native.pack_quantized(stored(weight))
-    before = native.linear(x, packed)
+    packed = native.linear.pack_quantized(stored(weight))
+    before = native.linear.apply(x, packed)
     weight.codes.fill(0)
     weight.scales.view(np.uint8).fill(0xFF)  # NaN in every type
-    assert_same_bits(native.linear(x, packed), before)
+    assert_same_bits(native.linear.apply(x, packed), before)
 
 
 def test_linear_reads_views_into_wider_rows(native: NativeOps, dtype: torch.dtype) -> None:
     wide = normal((20, 100), dtype, seed=1)
-    packed = native.pack_quantized(stored(random_codes(FORMATS["Q4_1"], 30, 64, seed=2)))
+    packed = native.linear.pack_quantized(stored(random_codes(FORMATS["Q4_1"], 30, 64, seed=2)))
     for rows in (1, 20):
         view = wide[:rows, 10:74]
-        assert_same_bits(native.linear(view, packed), native.linear(view.contiguous(), packed))
+        assert_same_bits(native.linear.apply(view, packed), native.linear.apply(view.contiguous(), packed))
 
 
 def test_a_row_of_nan_stays_a_row_of_nan(native: NativeOps, dtype: torch.dtype, form: CodeFormat) -> None:
     width = whole(64, form)
-    x, packed = normal((40, width), dtype, seed=1), native.pack_quantized(stored(random_codes(form, 33, width, seed=2)))
-    clean = native.linear(x, packed)
+    x, packed = (
+        normal((40, width), dtype, seed=1),
+        native.linear.pack_quantized(stored(random_codes(form, 33, width, seed=2))),
+    )
+    clean = native.linear.apply(x, packed)
     x[7] = float("nan")
-    poisoned = native.linear(x, packed)
+    poisoned = native.linear.apply(x, packed)
     assert poisoned[7].isnan().all()
     live = torch.arange(40) != 7
     assert_same_bits(poisoned[live], clean[live])
@@ -157,25 +160,27 @@ def test_embedding_returns_the_numbers_that_the_codes_stand_for(
 ) -> None:
     width = whole(96, form)
     weight = random_codes(form, 70, width, seed=1)
-    table = each_ops.pack_quantized(stored(weight))
+    table = each_ops.linear.pack_quantized(stored(weight))
     ids = torch.tensor([0, 69, 33, 33, 15, 16, 31, 32])
-    assert_near(each_ops.embedding_packed(ids, table, dtype), torch.from_numpy(weight.values())[ids].to(dtype))
-    assert each_ops.embedding_packed(ids[:0], table, dtype).shape == (0, width)
+    assert_near(each_ops.linear.embedding_packed(ids, table, dtype), torch.from_numpy(weight.values())[ids].to(dtype))
+    assert each_ops.linear.embedding_packed(ids[:0], table, dtype).shape == (0, width)
 
 
 def test_every_instruction_set_opens_the_same_numbers(native: NativeOps, dtype: torch.dtype, form: CodeFormat) -> None:
     best = native_ops(VARIANTS[0], 2)
     weight, ids = stored(random_codes(form, 70, whole(96, form), seed=1)), torch.arange(70)
-    ours, theirs = native.pack_quantized(weight), best.pack_quantized(weight)
-    assert_same_bits(native.embedding_packed(ids, ours, dtype), best.embedding_packed(ids, theirs, dtype))
+    ours, theirs = native.linear.pack_quantized(weight), best.linear.pack_quantized(weight)
+    assert_same_bits(native.linear.embedding_packed(ids, ours, dtype), best.linear.embedding_packed(ids, theirs, dtype))
 
 
 def test_powers_of_two_as_scales_are_exact_from_the_least_to_the_largest(each_ops: NativeOps | Ops) -> None:
     weight = random_codes(FORMATS["MXFP4"], 32, 8 * 32, seed=1)
     weight.scales[:] = np.resize(np.array([0, 1, 2, 3, 126, 127, 128, 252], np.uint8), weight.scales.shape)
-    table = each_ops.pack_quantized(stored(weight))
+    table = each_ops.linear.pack_quantized(stored(weight))
     expected = np.ldexp(E2M1[weight.codes], weight.scales.repeat(32, axis=1).astype(np.int32) - 127)
-    assert_same_bits(each_ops.embedding_packed(torch.arange(32), table, torch.float32), torch.from_numpy(expected))
+    assert_same_bits(
+        each_ops.linear.embedding_packed(torch.arange(32), table, torch.float32), torch.from_numpy(expected)
+    )
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q5_0", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4", "NVFP4", "FP8"])
@@ -185,6 +190,6 @@ def test_sums_of_the_largest_codes_do_not_overflow(native: NativeOps, reference:
     weight = random_codes(form, 33, whole(64, form), seed=1)
     weight.codes[:] = {"MXFP4": 7, "NVFP4": 7, "FP8": 0x7E}.get(name, (1 << form.bits) - 1)
     rows = torch.full((5, weight.shape[1]), x)
-    actual = native.linear(rows, native.pack_quantized(stored(weight)))
-    expected = reference.linear(rows, reference.pack_quantized(stored(weight)))
+    actual = native.linear.apply(rows, native.linear.pack_quantized(stored(weight)))
+    expected = reference.linear.apply(rows, reference.linear.pack_quantized(stored(weight)))
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)

@@ -73,8 +73,8 @@ def test_pages_of_a_weight_are_divided_among_nodes_as_its_panels_are(
     """And they are touched, in that division, before anything is packed."""
     ops, touched_bytes = ops_on(native, num_threads, NODES), []
     touch = ops.kernels.touch
-    monkeypatch.setattr(ops, "_touch", lambda memory: (touch(memory), touched_bytes.append(memory.nbytes)))
-    packed = ops.pack_linear(normal((outputs, inputs), torch.float32, seed=1))
+    monkeypatch.setattr(ops.linear, "_touch", lambda memory: (touch(memory), touched_bytes.append(memory.nbytes)))
+    packed = ops.linear.pack(normal((outputs, inputs), torch.float32, seed=1))
     assert touched_bytes == [packed.packed.nbytes]
     num_bytes, panels = packed.packed.nbytes, -(-outputs // 32)
     pages = -(-num_bytes // PAGE)
@@ -94,7 +94,7 @@ def test_workers_stay_on_the_cpus_of_their_node(native: NativeOps) -> None:
     ops = ops_on(native, 3, NODES)
     workers = [int(task) for task in set(os.listdir("/proc/self/task")) - before]
     assert ops.num_threads == 3
-    ops.linear(normal((1, 512), torch.float32, 1), ops.pack_linear(normal((4096, 512), torch.float32, 2)))
+    ops.linear.apply(normal((1, 512), torch.float32, 1), ops.linear.pack(normal((4096, 512), torch.float32, 2)))
     wait_until(lambda: all(os.sched_getaffinity(worker) != usable_cpus() for worker in workers))  # they have begun
     assert sorted(list(os.sched_getaffinity(worker)) for worker in workers) == sorted([[TWO[0]], [TWO[1]]])
     assert os.sched_getaffinity(0) == usable_cpus(), "the caller's own threads may go on anywhere"
@@ -108,11 +108,9 @@ def test_a_machine_of_two_nodes_has_the_bits_of_one(
     """More rows than one piece of work covers read the same panels again."""
     x = normal((rows, 256), dtype, seed=1)
     weight, codes = normal((outputs, 256), dtype, seed=2), stored(random_codes(FORMATS["Q4_K"], outputs, 256, seed=3))
-    two = ops_on(native, 3, NODES)
-    for made in (native.pack_linear, native.pack_quantized):
-        given = weight if made == native.pack_linear else codes
-        theirs = (two.pack_linear if made == native.pack_linear else two.pack_quantized)(given)
-        assert_same_bits(two.linear(x, theirs), native.linear(x, made(given)))
+    one, two = native.linear, ops_on(native, 3, NODES).linear
+    assert_same_bits(two.apply(x, two.pack(weight)), one.apply(x, one.pack(weight)))
+    assert_same_bits(two.apply(x, two.pack_quantized(codes)), one.apply(x, one.pack_quantized(codes)))
 
 
 def test_a_decoded_token_s_threads_meet_five_times_in_each_layer(native: NativeOps, tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ def test_patch_rows_equals_the_reference(
 ) -> None:
     """Some with pixels that fill no patch, some with no patch at all."""
     tile = pixels(height, width)
-    assert_same_bits(native.patch_rows(tile, size, SCALE, dtype), reference.patch_rows(tile, size, SCALE, dtype))
+    assert_same_bits(
+        native.pictures.patch_rows(tile, size, SCALE, dtype), reference.pictures.patch_rows(tile, size, SCALE, dtype)
+    )
 
 
 @pytest.mark.parametrize(("height", "width", "size"), [(32, 48, 16), (29, 30, 14)])
@@ -31,7 +33,7 @@ def test_linear_layer_over_patch_rows_equals_a_convolution(each_ops: Ops, height
     tile, kernel = pixels(height, width), normal((5, 3, size, size), torch.float32, seed=1, scale=0.1)
     numbers = (tile.float() * SCALE.factor + SCALE.shift).permute(2, 0, 1).unsqueeze(0)
     expected = torch.nn.functional.conv2d(numbers, kernel, stride=size)[0].flatten(1).T
-    assert_close(each_ops.patch_rows(tile, size, SCALE, torch.float32) @ kernel.flatten(1).T, expected)
+    assert_close(each_ops.pictures.patch_rows(tile, size, SCALE, torch.float32) @ kernel.flatten(1).T, expected)
 
 
 @pytest.mark.parametrize(("tokens", "count", "width"), [(5, 4, 37), (3, 1, 16), (0, 9, 8), (40, 16, 64)])
@@ -39,8 +41,8 @@ def test_mean_rows_is_the_mean_in_float32_of_rows_that_follow_each_other(
     each_ops: Ops, reference: Ops, dtype: torch.dtype, tokens: int, count: int, width: int
 ) -> None:
     x = normal((tokens * count, width), dtype, seed=3)
-    assert_same_bits(each_ops.mean_rows(x, count), reference.mean_rows(x, count))
-    assert_close(each_ops.mean_rows(x, count), x.view(tokens, count, width).float().mean(dim=1).to(dtype))
+    assert_same_bits(each_ops.pictures.mean_rows(x, count), reference.pictures.mean_rows(x, count))
+    assert_close(each_ops.pictures.mean_rows(x, count), x.view(tokens, count, width).float().mean(dim=1).to(dtype))
 
 
 @pytest.mark.parametrize(("rows", "width"), [([], 16), ([0], 1), ([3], 7), ([0, 4, 2, 0, 4, 0], 97)])
@@ -51,7 +53,7 @@ def test_replace_rows_takes_what_is_named_and_leaves_the_rest(
     x, table = normal((len(rows), width), dtype, seed=1), normal((5, width), dtype, seed=2)
     table[0] = float("nan")
     before = x.clone()
-    assert each_ops.replace_rows_(x, table, torch.tensor(rows, dtype=torch.int32)) is x
+    assert each_ops.pictures.replace_rows_(x, table, torch.tensor(rows, dtype=torch.int32)) is x
     for t, row in enumerate(rows):
         assert_same_bits(x[t], table[row] if row else before[t])
 
@@ -66,8 +68,8 @@ def test_rows_of_a_part_of_wider_rows_are_taken_and_added(
     table, at = wide[:, width : 2 * width], torch.tensor(rows, dtype=torch.int32)
     taken, added = (normal((len(rows), width), dtype, seed=1) for _ in range(2))
     before = taken.clone()
-    assert each_ops.replace_rows_(taken, table, at) is taken
-    assert each_ops.add_rows_(added, table, at) is added
+    assert each_ops.pictures.replace_rows_(taken, table, at) is taken
+    assert each_ops.pictures.add_rows_(added, table, at) is added
     for t, row in enumerate(rows):
         assert_same_bits(taken[t], table[row] if row else before[t])
         assert_same_bits(added[t], (before[t].float() + table[row].float()).to(dtype) if row else before[t])

@@ -26,7 +26,7 @@ def as_stored(values: Array, dtype: str) -> Array:
 def both(native: NativeOps, values: Array, bits: int) -> tuple[GroupQuantized, GroupQuantized]:
     """What the kernel makes of the values, and the definition; behind a row that neither may touch."""
     found = []
-    for function in (native.quantize_into, quantize_into):
+    for function in (native.linear.quantize_into, quantize_into):
         out = unwritten(QUANTIZED_FORMATS[bits], len(values) + 1, values.shape[1])
         for part in (out.codes, out.scales, out.minimums):
             if part is not None:
@@ -77,7 +77,7 @@ def test_quantize_special_groups_equal_the_definition(dtype: str, bits: int, nat
             expected = both(native, values, bits)
         except ModelError:
             with pytest.raises(ModelError, match="beyond float16"):
-                native.quantize_into(values, unwritten(QUANTIZED_FORMATS[bits], 1, GROUP), 0)
+                native.linear.quantize_into(values, unwritten(QUANTIZED_FORMATS[bits], 1, GROUP), 0)
             with pytest.raises(ModelError, match="beyond float16"):
                 quantize_into(values, unwritten(QUANTIZED_FORMATS[bits], 1, GROUP), 0)
         else:
@@ -117,7 +117,7 @@ def test_quantize_value_that_is_not_finite_is_refused_wherever_it_is(
         values = np.ones((40, 96), np.float32)
         values[at % 40, at] = value
         with pytest.raises(ModelError, match="beyond float16"):
-            native.quantize_into(as_stored(values, dtype), unwritten(QUANTIZED_FORMATS[bits], 40, 96), 0)
+            native.linear.quantize_into(as_stored(values, dtype), unwritten(QUANTIZED_FORMATS[bits], 40, 96), 0)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -207,7 +207,7 @@ def test_a_state_that_dies_away_ends_at_zero(native: NativeOps, dtypes: Dtypes) 
     state = torch.full((2, 1, 4, 8), 1e-30, dtype=dtypes[1])
     zero, log_decay = torch.zeros(1, 1, 4, dtype=dtypes[0]), torch.full((1, 1), -19.0)
     value = torch.zeros(1, 1, 8, dtype=dtypes[0])
-    native.gated_delta_rule(zero, zero, value, log_decay, log_decay, state, state_batch([1], [1]))
+    native.recurrence.gated_delta_rule(zero, zero, value, log_decay, log_decay, state, state_batch([1], [1]))
     assert not state[1].any()
 
 
@@ -218,7 +218,7 @@ def test_delta_gates_equal_the_reference(native: NativeOps, reference: Ops, dtyp
         scale, bias, rate = (normal((decays,), torch.float32, seed=seed) for seed in (2, 3, 4))
         decay, beta = wide[:, 3 : 3 + decays], wide[:, 5 + decays :]
         gates = DeltaGates(scale, bias, rate if bounded else None, most_beta=2.0)
-        ours, theirs = (ops.delta_gates(decay, beta, gates) for ops in (native, reference))
+        ours, theirs = (ops.recurrence.delta_gates(decay, beta, gates) for ops in (native, reference))
         for got, expected in zip(ours, theirs, strict=True):
             assert got.dtype == torch.float32
             assert_close(got, expected)
@@ -229,7 +229,7 @@ def test_delta_gates_depend_neither_on_other_rows_nor_threads(
 ) -> None:
     decay, beta = normal((200, 256), dtypes[0], seed=1), normal((200, 8), dtypes[0], seed=2)
     gates = DeltaGates(*(normal((256,), torch.float32, seed=seed) for seed in (3, 4)))
-    together = native.delta_gates(decay, beta, gates)
+    together = native.recurrence.delta_gates(decay, beta, gates)
     for ops, rows in ((native, slice(17, 18)), (single_threaded, slice(None))):
-        for got, expected in zip(ops.delta_gates(decay[rows], beta[rows], gates), together, strict=True):
+        for got, expected in zip(ops.recurrence.delta_gates(decay[rows], beta[rows], gates), together, strict=True):
             assert_same_bits(got, expected[rows])

@@ -20,7 +20,8 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 )
 
 from forebay.ops.interface import Ops
-from forebay.ops.reference.recurrence import GatedNorm, Scan
+from forebay.ops.reference.norms import GatedNorm
+from forebay.ops.reference.recurrence import Scan
 from tests.ops.helpers import assert_close, normal
 from tests.ops.recurrences import CASES, Case, Conv, Delta, Mamba1, Mamba2, state_batch, state_table
 
@@ -122,7 +123,7 @@ def test_the_gated_norm_equals_transformers(
     shape = (1, 5, -1) if len(weight) == 96 else (-1, len(weight))  # the latter norm head by head
     expected = theirs(x.reshape(shape), gate.reshape(shape)).reshape(5, 96)
     norm = GatedNorm(weight, 1e-5, group_size, norm_first, sigmoid)
-    assert_close(each_ops.gated_rms_norm(x[0], gate[0], norm), expected)
+    assert_close(each_ops.norms.gated_rms_norm(x[0], gate[0], norm), expected)
 
 
 def _ulps(actual: Tensor, exact: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
@@ -136,7 +137,7 @@ def test_step_widths_are_within_a_few_ulps_of_softplus(each_ops: Ops) -> None:
     # From a state of zeros, with everything else 1, a token's output is its step's width.
     scan = Scan(torch.zeros(channels, 1), torch.zeros(channels), torch.zeros(channels))
     state = torch.zeros(2, channels, 1)
-    widths = each_ops.mamba1_scan(torch.ones_like(dt), dt, one, one, scan, state, state_batch([1], [1]))
+    widths = each_ops.recurrence.mamba1_scan(torch.ones_like(dt), dt, one, one, scan, state, state_batch([1], [1]))
     assert _ulps(widths[0], np.logaddexp(0, dt[0].double().numpy())) < 4
 
 
@@ -146,5 +147,5 @@ def test_decays_are_within_a_few_ulps_of_exp(each_ops: Ops) -> None:
     state = torch.ones(2, heads, 1, 1)
     # A key and a value of zeros only let the state decay.
     zero, one = torch.zeros(1, heads, 1), torch.ones(1, heads)
-    each_ops.gated_delta_rule(zero, zero, zero, log_decay, one, state, state_batch([1], [1]))
+    each_ops.recurrence.gated_delta_rule(zero, zero, zero, log_decay, one, state, state_batch([1], [1]))
     assert _ulps(state[1].flatten(), np.exp(log_decay[0].double().numpy())) < 3

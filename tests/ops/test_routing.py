@@ -35,7 +35,9 @@ def test_gating_equals_the_reference(
 ) -> None:
     logits = normal((rows, num_experts), torch.float32, seed=1, scale=2)
     own = (_correction(num_experts), normal((num_experts,), torch.float32, seed=3)) if corrected else ()
-    (ids, weights), (their_ids, their_weights) = (ops.topk_gating(logits, gating, *own) for ops in (native, reference))
+    (ids, weights), (their_ids, their_weights) = (
+        ops.experts.topk_gating(logits, gating, *own) for ops in (native, reference)
+    )
     assert_same_bits(ids, their_ids)
     assert_close(weights, their_weights)
 
@@ -43,14 +45,14 @@ def test_gating_equals_the_reference(
 @pytest.mark.parametrize("gating", GATINGS, ids=repr)
 def test_a_token_does_not_depend_on_the_others(native: NativeOps, single_threaded: NativeOps, gating: Gating) -> None:
     logits = normal((200, 48), torch.float32, seed=1)
-    together = native.topk_gating(logits, gating, _correction(48))
+    together = native.experts.topk_gating(logits, gating, _correction(48))
     for ops, rows in ((native, slice(17, 18)), (single_threaded, slice(None))):
-        for got, expected in zip(ops.topk_gating(logits[rows], gating, _correction(48)), together, strict=True):
+        for got, expected in zip(ops.experts.topk_gating(logits[rows], gating, _correction(48)), together, strict=True):
             assert_same_bits(got, expected[rows])
 
 
 def test_of_equal_scores_the_first_experts_are_chosen(each_ops: Ops) -> None:
-    ids, weights = each_ops.topk_gating(torch.zeros(2, 12), GROUPED)
+    ids, weights = each_ops.experts.topk_gating(torch.zeros(2, 12), GROUPED)
     assert ids.tolist() == [[0, 1, 2]] * 2
     assert_close(weights, torch.full((2, 3), 2.5 / 3))
 
@@ -59,26 +61,26 @@ def test_a_group_counts_what_its_best_expert_or_its_two_best_do(each_ops: Ops) -
     """The last group has the best expert, the first the two best together."""
     logits = torch.tensor([[3.0, 2.9, 1.0, 0.9, 3.1, -5.0]])
     one_group = replace(SIGMOID, num_experts_per_tok=2, groups=3)
-    assert each_ops.topk_gating(logits, one_group)[0].tolist() == [[0, 1]]
-    assert each_ops.topk_gating(logits, replace(one_group, summed=1))[0].tolist() == [[4, 5]]
+    assert each_ops.experts.topk_gating(logits, one_group)[0].tolist() == [[0, 1]]
+    assert each_ops.experts.topk_gating(logits, replace(one_group, summed=1))[0].tolist() == [[4, 5]]
 
 
 def test_groups_of_one_expert_are_chosen_by_it(each_ops: Ops) -> None:
     logits = torch.tensor([[3.0, 2.9, 1.0, 3.1]])
     alone = replace(SOFTMAX, num_experts_per_tok=2, groups=4, best_groups=2, summed=1)
-    assert each_ops.topk_gating(logits, alone)[0].tolist() == [[3, 0]]
+    assert each_ops.experts.topk_gating(logits, alone)[0].tolist() == [[3, 0]]
 
 
 def test_what_an_expert_weighs_is_multiplied_by_its_own_factor(each_ops: Ops) -> None:
     logits, factors = normal((5, 12), torch.float32, seed=1), normal((12,), torch.float32, seed=3)
-    ids, weights = each_ops.topk_gating(logits, GROUPED)
-    same, scaled = each_ops.topk_gating(logits, GROUPED, factors=factors)
+    ids, weights = each_ops.experts.topk_gating(logits, GROUPED)
+    same, scaled = each_ops.experts.topk_gating(logits, GROUPED, factors=factors)
     assert_same_bits(same, ids)
     assert_close(scaled, weights * factors[ids])
 
 
 def test_all_of_the_experts_can_be_chosen(each_ops: Ops) -> None:
-    ids, weights = each_ops.topk_gating(torch.tensor([[0.5, 2.0, 1.0]]), replace(SOFTMAX, normalize=True))
+    ids, weights = each_ops.experts.topk_gating(torch.tensor([[0.5, 2.0, 1.0]]), replace(SOFTMAX, normalize=True))
     assert ids.tolist() == [[1, 2, 0]]
     assert_close(weights.sum(), torch.tensor(1.0))
 
@@ -87,9 +89,9 @@ def test_all_of_the_experts_can_be_chosen(each_ops: Ops) -> None:
 @pytest.mark.parametrize("gating", GATINGS, ids=repr)
 def test_ids_stay_in_range_whatever_a_padded_row_holds_c14(each_ops: Ops, gating: Gating, value: float) -> None:
     logits = normal((3, 12), torch.float32, seed=1)
-    expected = each_ops.topk_gating(logits, gating)
+    expected = each_ops.experts.topk_gating(logits, gating)
     logits[1] = value
-    ids, weights = each_ops.topk_gating(logits, gating)
+    ids, weights = each_ops.experts.topk_gating(logits, gating)
     assert sorted(set(ids[1].tolist())) == sorted(ids[1].tolist())
     assert ids.min() >= 0
     assert ids.max() < 12

@@ -30,16 +30,16 @@ def test_sample_rows_equals_the_reference(native: NativeOps, reference: Ops, voc
     """But where the running sum passes the random number so closely that the last bit of an exp decides."""
     logits = normal((ROWS, vocab), torch.float32, seed=vocab, scale=scale)
     draws = draws_of(vocab)
-    differ = native.sample_rows(logits, draws) != reference.sample_rows(logits, draws)
+    differ = native.sampling.sample_rows(logits, draws) != reference.sampling.sample_rows(logits, draws)
     assert int(differ.sum()) <= 1
 
 
 def test_sampled_rows_have_the_same_bits_in_any_batch(native: NativeOps, single_threaded: NativeOps) -> None:
     logits = normal((ROWS, 5003), torch.float32, seed=1, scale=2)
     draws = draws_of(1)
-    together = native.sample_rows(logits, draws)
+    together = native.sampling.sample_rows(logits, draws)
     for i in range(ROWS):
-        one = single_threaded.sample_rows(logits[i : i + 1], Draws(*(column[i : i + 1] for column in draws)))
+        one = single_threaded.sampling.sample_rows(logits[i : i + 1], Draws(*(column[i : i + 1] for column in draws)))
         assert int(one) == int(together[i])
 
 
@@ -49,10 +49,10 @@ def test_columns_that_keep_all_are_as_good_as_none(native: NativeOps) -> None:
     keep_all = draws._replace(
         top_k=torch.zeros(ROWS, dtype=torch.int64), top_p=torch.ones(ROWS), min_p=torch.zeros(ROWS)
     )
-    assert torch.equal(native.sample_rows(logits, keep_all), native.sample_rows(logits, draws))
+    assert torch.equal(native.sampling.sample_rows(logits, keep_all), native.sampling.sample_rows(logits, draws))
 
 
 def test_no_rows_give_no_ids(native: NativeOps) -> None:
     nothing = torch.empty(0)
-    ids = native.sample_rows(torch.empty(0, 97), Draws(nothing.double(), nothing, None, nothing))
+    ids = native.sampling.sample_rows(torch.empty(0, 97), Draws(nothing.double(), nothing, None, nothing))
     assert ids.shape == (0,)

@@ -55,8 +55,8 @@ def test_selected_tokens_are_the_reference_s_ties_included(
 ) -> None:
     indexed = case(*SHAPES[shape], dtype, page_size=page_size, mapped=page_size == 16)
     q, weights, keys = indexed.indexer(exact=True)
-    expected = reference.select_tokens(q, weights, keys, indexed.paged, top_k)
-    assert_selected(native.select_tokens(q, weights, keys, indexed.paged, top_k), expected)
+    expected = reference.selection.select_tokens(q, weights, keys, indexed.paged, top_k)
+    assert_selected(native.selection.select_tokens(q, weights, keys, indexed.paged, top_k), expected)
 
 
 def test_keys_in_eight_bits_are_scored_as_what_they_stand_for(native: NativeOps, reference: Ops) -> None:
@@ -66,15 +66,15 @@ def test_keys_in_eight_bits_are_scored_as_what_they_stand_for(native: NativeOps,
     scale = torch.full_like(indexed.k_scale, 0.25)
     codes = whole(keys.k.shape, torch.int8, 11)
     keys = KvCache(codes, codes, scale, scale)
-    expected = reference.select_tokens(q, weights, keys, indexed.paged, 20)
-    assert_selected(native.select_tokens(q, weights, keys, indexed.paged, 20), expected)
+    expected = reference.selection.select_tokens(q, weights, keys, indexed.paged, 20)
+    assert_selected(native.selection.select_tokens(q, weights, keys, indexed.paged, 20), expected)
 
 
 def test_of_equal_scores_the_earlier_token_is_selected(each_ops: Ops) -> None:
     """Nothing is better than anything else where every product is negative."""
     indexed = case(2, 8, seq_lens=[40], query_lens=[40])
     q, weights, keys = indexed.indexer(exact=True)
-    positions, counts = each_ops.select_tokens(torch.zeros_like(q), weights, keys, indexed.paged, 9)
+    positions, counts = each_ops.selection.select_tokens(torch.zeros_like(q), weights, keys, indexed.paged, 9)
     assert counts.tolist() == [min(9, i + 1) for i in range(40)]
     assert [row[row >= 0].tolist() for row in positions] == [list(range(min(9, i + 1))) for i in range(40)]
 
@@ -85,12 +85,12 @@ def test_a_query_whose_key_is_not_a_number_selects_nothing_and_its_attention_is_
     q, weights, keys = indexed.indexer(exact=True)
     keys.k[indexed.page_table[1, 38 // 16] * 16 + 38 % 16] = NAN
     for top_k in (3, 100):
-        positions, counts = each_ops.select_tokens(q, weights, keys, indexed.paged, top_k)
+        positions, counts = each_ops.selection.select_tokens(q, weights, keys, indexed.paged, top_k)
         assert counts.tolist() == [0, min(top_k, 40)]
         assert positions[0].unique().tolist() == [-1]
-        pages = each_ops.token_pages(positions, counts, indexed.paged)
+        pages = each_ops.selection.token_pages(positions, counts, indexed.paged)
         cache = KvCache(*(torch.ones(keys.k.shape) for _ in range(2)))
-        out = each_ops.paged_attention(q, cache, pages, scale=1.0)
+        out = each_ops.attention.paged_attention(q, cache, pages, scale=1.0)
         assert out.isnan().flatten(1).all(dim=1).tolist() == [True, False]
 
 
@@ -99,8 +99,8 @@ def test_a_query_whose_scores_are_not_numbers_selects_nothing(each_ops: Ops) -> 
     indexed = case(2, 8, seq_lens=[40], query_lens=[3])
     q, weights, keys = indexed.indexer(exact=True)
     q[1] = NAN
-    assert each_ops.select_tokens(q, weights, keys, indexed.paged, 9)[1].tolist() == [9, 0, 9]
-    assert each_ops.select_tokens(q, weights, keys, indexed.paged, 100)[1].tolist() == [38, 39, 40]
+    assert each_ops.selection.select_tokens(q, weights, keys, indexed.paged, 9)[1].tolist() == [9, 0, 9]
+    assert each_ops.selection.select_tokens(q, weights, keys, indexed.paged, 100)[1].tolist() == [38, 39, 40]
 
 
 def test_a_key_that_is_not_a_number_is_selected(each_ops: Ops) -> None:
@@ -109,7 +109,7 @@ def test_a_key_that_is_not_a_number_is_selected(each_ops: Ops) -> None:
     q, weights, keys = indexed.indexer(exact=True)
     location = indexed.page_table[1, 23 // 16] * 16 + 23 % 16
     keys.k[location] = NAN
-    positions, _ = each_ops.select_tokens(q, weights, keys, indexed.paged, 3)
+    positions, _ = each_ops.selection.select_tokens(q, weights, keys, indexed.paged, 3)
     assert 23 in positions[0].tolist()
 
 
@@ -123,10 +123,10 @@ def test_a_query_s_selection_does_not_depend_on_the_others(
     kept = KvCache(elsewhere.k_cache, elsewhere.k_cache)
     for ops, there, where in ((single_threaded, keys, whole_batch), (native, kept, elsewhere)):
         assert_selected(
-            ops.select_tokens(q, weights, there, where.paged, 30),
-            native.select_tokens(q, weights, keys, whole_batch.paged, 30),
+            ops.selection.select_tokens(q, weights, there, where.paged, 30),
+            native.selection.select_tokens(q, weights, keys, whole_batch.paged, 30),
         )
-    together, _ = native.select_tokens(q, weights, keys, whole_batch.paged, 30)
+    together, _ = native.selection.select_tokens(q, weights, keys, whole_batch.paged, 30)
     starts = whole_batch.paged.q_start.tolist()
     for i, (first, end) in enumerate(pairwise(starts)):
         length = whole_batch.seq_lens[i]
@@ -137,7 +137,7 @@ def test_a_query_s_selection_does_not_depend_on_the_others(
                 q_start=torch.tensor([0, 1], dtype=torch.int32),
                 seq_lens=torch.tensor([length - (end - 1 - at)], dtype=torch.int32),
             )
-            positions, _ = native.select_tokens(q[at : at + 1], weights[at : at + 1], keys, alone, 30)
+            positions, _ = native.selection.select_tokens(q[at : at + 1], weights[at : at + 1], keys, alone, 30)
             assert_same_bits(positions, together[at : at + 1])
 
 
@@ -161,10 +161,10 @@ def test_attention_over_all_tokens_has_the_bits_of_dense_attention(
     at = torch.cat([torch.arange(length - n, length) for length, n in lens])
     positions = torch.arange(700, dtype=torch.int32).expand(len(at), -1)
     positions = positions.masked_fill(positions > at.unsqueeze(1), -1)
-    pages = native.token_pages(positions, (at + 1).int(), dense.paged)
+    pages = native.selection.token_pages(positions, (at + 1).int(), dense.paged)
     assert_same_bits(
-        native.paged_attention(q, dense.cache, pages, scale=0.1),
-        native.paged_attention(q, dense.cache, dense.paged, scale=0.1),
+        native.attention.paged_attention(q, dense.cache, pages, scale=0.1),
+        native.attention.paged_attention(q, dense.cache, dense.paged, scale=0.1),
     )
 
 
@@ -172,8 +172,8 @@ def test_attention_over_all_tokens_has_the_bits_of_dense_attention(
 def test_token_pages_are_the_reference_s(native: NativeOps, reference: Ops, mapped: bool) -> None:
     indexed = case(2, 8, mapped=mapped)
     q, weights, keys = indexed.indexer(exact=True)
-    positions, counts = native.select_tokens(q, weights, keys, indexed.paged, 12)
-    got, expected = (ops.token_pages(positions, counts, indexed.paged) for ops in (native, reference))
+    positions, counts = native.selection.select_tokens(q, weights, keys, indexed.paged, 12)
+    got, expected = (ops.selection.token_pages(positions, counts, indexed.paged) for ops in (native, reference))
     for name in ("page_table", "rows", "q_start", "seq_lens"):
         assert_same_bits(getattr(got, name), getattr(expected, name))
     assert got.page_size == expected.page_size == 1
@@ -181,7 +181,7 @@ def test_token_pages_are_the_reference_s(native: NativeOps, reference: Ops, mapp
 
 def test_no_tokens_have_no_selection(each_ops: Ops) -> None:
     q, weights, keys = torch.empty(0, 2, 8), torch.empty(0, 2), torch.empty(16, 1, 8)
-    positions, counts = each_ops.select_tokens(q, weights, KvCache(keys, keys), no_sequences(), 5)
+    positions, counts = each_ops.selection.select_tokens(q, weights, KvCache(keys, keys), no_sequences(), 5)
     assert (positions.shape, counts.shape) == ((0, 5), (0,))
-    pages: PagedKv = each_ops.token_pages(positions, counts, no_sequences())
+    pages: PagedKv = each_ops.selection.token_pages(positions, counts, no_sequences())
     assert pages.q_start.tolist() == [0]

@@ -55,7 +55,7 @@ def test_stops_in_a_recording_follow_what_was_accepted_since(native: NativeOps) 
     q_start, written, slots = (torch.tensor(values, dtype=torch.int32) for values in ([0, 3], [0], [2]))
     inputs = q_start, num_new, torch.tensor([4, 5, 6]), written, torch.tensor([6]), slots
     with recording.record():
-        stops, ends, due = native.accepted_stops(*inputs)
+        stops, ends, due = native.steps.accepted_stops(*inputs)
     for accepted, wished in ((3, 2), (1, 0), (2, 2)):
         num_new.fill_(accepted)
         recording.replay()

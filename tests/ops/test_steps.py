@@ -64,7 +64,7 @@ def sequences(step: Rows) -> list[tuple[int, range]]:
 def test_tokens_stand_behind_what_their_rows_have(each_ops: Ops, seed: int) -> None:
     step = step_of(seed)
     table = step.pages.table
-    placed = each_ops.place_tokens(step.rows, step.q_start, step.kv_lens, step.pages, step.num_tokens)
+    placed = each_ops.steps.place_tokens(step.rows, step.q_start, step.kv_lens, step.pages, step.num_tokens)
     positions, lens, locations = [], [], []
     for row, tokens in sequences(step):
         start = int(step.kv_lens[row]) if row else 0
@@ -89,7 +89,7 @@ def test_rope_positions_are_given_or_follow_from_the_rows_delta(each_ops: Ops, s
     deltas[0] = 0
     given = torch.from_numpy(rng.integers(0, END, (step.num_tokens, 3)))
     given[torch.from_numpy(rng.random(step.num_tokens) < 0.5)] = -1
-    found = each_ops.rope_positions(positions, given if has_given else None, step.rows, step.q_start, deltas)
+    found = each_ops.steps.rope_positions(positions, given if has_given else None, step.rows, step.q_start, deltas)
     expected = [
         given[t].tolist() if has_given and given[t, 0] >= 0 else [max(0, int(positions[t] + deltas[row]))] * 3
         for row, tokens in sequences(step)
@@ -106,7 +106,7 @@ def test_map_locations_pages_move_and_offsets_stay(each_ops: Ops, count: int, se
     page_map = torch.from_numpy(rng.integers(0, 9, 90)).int()
     page_map[0] = 5  # page 0 is padding in every cache, whatever the map says
     loc = torch.from_numpy(rng.integers(0, 90 * PAGE_SIZE, count))
-    mapped = each_ops.map_locations(loc, page_map, PAGE_SIZE)
+    mapped = each_ops.steps.map_locations(loc, page_map, PAGE_SIZE)
     pages = [int(page_map[at // PAGE_SIZE]) if at >= PAGE_SIZE else 0 for at in loc.tolist()]
     assert mapped.tolist() == [page * PAGE_SIZE + at % PAGE_SIZE for page, at in zip(pages, loc.tolist(), strict=True)]
     assert mapped.dtype == torch.int64
@@ -117,7 +117,7 @@ def test_a_length_beyond_the_page_table_leads_nowhere(each_ops: Ops, length: int
     """Reads end with the table, and writes go to page 0; positions have an angle."""
     step = step_of(5)
     kv_lens = torch.full_like(step.kv_lens, length)
-    placed = each_ops.place_tokens(step.rows, step.q_start, kv_lens, step.pages, step.num_tokens)
+    placed = each_ops.steps.place_tokens(step.rows, step.q_start, kv_lens, step.pages, step.num_tokens)
     for i, (row, tokens) in enumerate(sequences(step)):
         assert len(tokens) <= placed.seq_lens[i] <= END
         start = min(max(length, 0), END) if row else 0
@@ -133,7 +133,7 @@ def test_rows_come_further_by_all_of_a_steps_tokens(each_ops: Ops, seed: int) ->
     expected = step.kv_lens.tolist()
     for row, tokens in sequences(step):
         expected[row] += len(tokens)
-    each_ops.advance(step.kv_lens, step.rows, step.q_start)
+    each_ops.steps.advance(step.kv_lens, step.rows, step.q_start)
     assert step.kv_lens.tolist()[1:] == expected[1:]
 
 
@@ -142,10 +142,10 @@ def test_a_snapshot_is_due_at_its_length_alone(each_ops: Ops) -> None:
     ends = torch.tensor([1, 2, 3, 4, 4, 0], dtype=torch.int32)
     lens = torch.tensor([5, 5, 7, 10, 9, 0])
     slots = torch.tensor([3, 4, 5, 6, 7, 8], dtype=torch.int32)
-    due = each_ops.due(slots, ends, lens, positions)
+    due = each_ops.steps.due(slots, ends, lens, positions)
     assert due.tolist() == [3, 0, 5, 6, 0, 0]
     assert due.dtype == torch.int32
-    assert each_ops.due(slots[:0], ends[:0], lens[:0], positions[:0]).tolist() == []
+    assert each_ops.steps.due(slots[:0], ends[:0], lens[:0], positions[:0]).tolist() == []
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -153,7 +153,7 @@ def test_a_snapshot_is_due_at_its_length_alone(each_ops: Ops) -> None:
 def test_decodes_compute_their_last_token_and_drafts_that_are_tokens(each_ops: Ops, seed: int, width: int) -> None:
     step = step_of(seed, width=width)
     known_rows = Known(step.kv_lens, step.last_tokens, step.draft_tokens)
-    ids = each_ops.decode_ids(step.rows, step.q_start, known_rows, step.num_tokens, VOCAB).tolist()
+    ids = each_ops.steps.decode_ids(step.rows, step.q_start, known_rows, step.num_tokens, VOCAB).tolist()
     for row, tokens in sequences(step):
         known = [int(step.last_tokens[row]), *step.draft_tokens[row].tolist()]
         known = [token if 0 <= token < VOCAB else 0 for token in known] + [0] * 9
@@ -165,7 +165,7 @@ def test_decodes_compute_their_last_token_and_drafts_that_are_tokens(each_ops: O
 def test_drafts_are_accepted_while_they_are_what_was_chosen_before_them(each_ops: Ops, seed: int, width: int) -> None:
     """C17: said again with other tokens, it is as if it had been said so at once."""
     rng, step = np.random.default_rng(seed), step_of(seed, width=width)
-    placed = Ops(1).place_tokens(step.rows, step.q_start, step.kv_lens, step.pages, step.num_tokens)
+    placed = Ops(1).steps.place_tokens(step.rows, step.q_start, step.kv_lens, step.pages, step.num_tokens)
     token_ids = torch.from_numpy(rng.integers(0, VOCAB, step.num_tokens))
     finite = torch.from_numpy(rng.random(step.num_tokens) < 0.9)
     for row, tokens in sequences(step):
@@ -190,7 +190,7 @@ def test_drafts_are_accepted_while_they_are_what_was_chosen_before_them(each_ops
             lens[row] += num_new
     for ids in (torch.zeros_like(token_ids), token_ids):
         chosen = (ids, finite, placed.positions)
-        num_new = each_ops.accept(*chosen, step.rows, step.q_start, known)
+        num_new = each_ops.steps.accept(*chosen, step.rows, step.q_start, known)
     assert num_new.tolist() == expected
     assert known.last_tokens.tolist()[1:] == last[1:]
     assert known.kv_lens.tolist()[1:] == lens[1:]
@@ -203,7 +203,9 @@ def test_what_is_no_token_is_never_accepted(each_ops: Ops) -> None:
     token_ids = torch.tensor([0, -1, 5, -1, -1, -1])
     finite = torch.tensor([True, False, True, False, False, False])
     last_tokens, kv_lens = torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
-    num_new = each_ops.accept(token_ids, finite, torch.arange(6), rows, q_start, Known(kv_lens, last_tokens, drafts))
+    num_new = each_ops.steps.accept(
+        token_ids, finite, torch.arange(6), rows, q_start, Known(kv_lens, last_tokens, drafts)
+    )
     assert num_new.tolist() == [2, 1]
     assert kv_lens.tolist() == [0, 2, 4]
 
@@ -211,8 +213,8 @@ def test_what_is_no_token_is_never_accepted(each_ops: Ops) -> None:
 @pytest.mark.parametrize("rows", [[], [3], [2, 5, 1], [0, 4, 0]])
 def test_tokens_are_read_and_written_by_row(each_ops: Ops, rows: list[int]):
     table, which = torch.arange(7) * 10, torch.tensor(rows, dtype=torch.int32)
-    assert each_ops.gather(table, which).tolist() == [10 * row for row in rows]
-    each_ops.scatter(table, which, torch.arange(len(rows)) + 100)
+    assert each_ops.steps.gather(table, which).tolist() == [10 * row for row in rows]
+    each_ops.steps.scatter(table, which, torch.arange(len(rows)) + 100)
     for row in range(7):
         written = [100 + i for i, other in enumerate(rows) if other == row]
         assert int(table[row]) in (written or [10 * row])

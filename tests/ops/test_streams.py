@@ -31,20 +31,24 @@ def test_streams_are_mixed_as_the_reference_mixes_them(
 ) -> None:
     x, out = normal((tokens, streams * hidden), dtype, 4), normal((tokens, hidden), dtype, 5)
     made, last = mixing(streams, hidden, last=False), mixing(streams, hidden, last=True)
-    weights = reference.mix_weights(x, made)
-    for ours, theirs in zip(native.mix_weights(x, made), weights, strict=True):
+    weights = reference.streams.mix_weights(x, made)
+    for ours, theirs in zip(native.streams.mix_weights(x, made), weights, strict=True):
         assert_close(ours, theirs)
-    assert_close(native.last_weights(x, last), reference.last_weights(x, last))
-    assert_close(native.collapse_streams(x, weights.before), reference.collapse_streams(x, weights.before))
-    assert_close(native.spread_streams(out, weights.behind), reference.spread_streams(out, weights.behind))
+    assert_close(native.streams.last_weights(x, last), reference.streams.last_weights(x, last))
+    assert_close(
+        native.streams.collapse_streams(x, weights.before), reference.streams.collapse_streams(x, weights.before)
+    )
+    assert_close(
+        native.streams.spread_streams(out, weights.behind), reference.streams.spread_streams(out, weights.behind)
+    )
     ours, theirs = x.clone(), x.clone()
-    native.mix_streams_(ours, weights.between)
-    reference.mix_streams_(theirs, weights.between)
+    native.streams.mix_streams_(ours, weights.between)
+    reference.streams.mix_streams_(theirs, weights.between)
     assert_close(ours, theirs)
 
 
 def test_sinkhorn_makes_rows_and_columns_sum_to_one(native: NativeOps, reference: Ops) -> None:
     for ops in (native, reference):
-        between = ops.mix_weights(normal((7, 4 * 12), torch.float32, 6), mixing(4, 12, last=False)).between
+        between = ops.streams.mix_weights(normal((7, 4 * 12), torch.float32, 6), mixing(4, 12, last=False)).between
         for dim in (1, 2):
             torch.testing.assert_close(between.sum(dim=dim), torch.ones(7, 4), rtol=0, atol=1e-3)

@@ -30,7 +30,7 @@ def test_tokens_without_an_adapter_keep_their_bits(ops: Ops, dtypes: Dtypes) -> 
     table, x = table_of(LAYERS, 70, dtypes[1]), normal((len(SLOTS), 70), dtypes[0], seed=4)
     x[SLOTS == 0] = float("nan")
     out = torch.full((len(SLOTS), len(LAYERS)), -0.0, dtype=dtypes[0])
-    ops.add_adapters(out, x, SLOTS, table)
+    ops.adapters.add(out, x, SLOTS, table)
     assert out[SLOTS == 0].signbit().all()
     assert out.isfinite().all()
 
@@ -40,5 +40,5 @@ def test_bits_of_a_token_do_not_depend_on_others(ops: Ops, dtypes: Dtypes) -> No
     table, x = table_of(LAYERS, 70, dtypes[1]), normal((len(SLOTS), 70), dtypes[0], seed=4)
     together, before = added(ops, table, x, SLOTS), normal((200, len(LAYERS)), dtypes[0], seed=3)
     alone = before[3:5].clone()
-    ops.add_adapters(alone, x[3:5], SLOTS[3:5], table)
+    ops.adapters.add(alone, x[3:5], SLOTS[3:5], table)
     assert_same_bits(alone, together[3:5])

@@ -149,16 +149,16 @@ def test_packed_weights_have_the_choice_and_the_start_up_table_names_it() -> Non
     weight, x = normal((9, 40), torch.float32, seed=1), normal((70, 40), torch.float32, seed=2)
     for own_rows in (0, FEW_ROWS, ALL_ROWS):
         ops = TritonOps("cpu", 1, Choices(lambda _, n=own_rows: Choice(n, "tried")))
-        packed = ops.pack_linear(weight)
-        assert (packed.own_rows, ops.pack_linear(weight, weight[:, 0]).own_rows) == (
+        packed = ops.linear.pack(weight)
+        assert (packed.own_rows, ops.linear.pack(weight, weight[:, 0]).own_rows) == (
             own_rows,
             own_rows // ALL_ROWS * ALL_ROWS,
         )
         assert {shape: choice.why for shape, choice in ops.product_choices.items()} == {"float32 9 x 40": "tried"}
         library = torch.nn.functional.linear(x, weight)
         if not own_rows:
-            assert_same_bits(ops.linear(x, packed), library)
-        torch.testing.assert_close(ops.linear(x, packed), library)
+            assert_same_bits(ops.linear.apply(x, packed), library)
+        torch.testing.assert_close(ops.linear.apply(x, packed), library)
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -175,6 +175,6 @@ def test_c31_bits_are_compared_and_workspaces_left_out_unless_exact_is_off(
     ops: Any = declared.make(OpsOptions(1, exact=exact))
     assert libraries == (["cublaslt"] if exact else [])
     assert environ.get("CUBLASLT_WORKSPACE_SIZE") == ("1" if exact else None)
-    choices = ops._choices
+    choices = ops.linear._choices
     assert choices._probe is (linear.probe if exact else linear.probe_times)
     assert choices._machine == ("an H100" if exact else "an H100, any bits")

@@ -160,11 +160,13 @@ def test_op_whose_kernel_does_not_compile_writes_what_its_definition_does(
     for seed in (3, 4):
         x, batch = normal((7, 24), torch.float32, seed=seed), state_batch([4, 3], [1, 2])
         states = [normal((4, 3, 24), torch.float32, seed=5) for _ in range(2)]
-        found, expected = (o.causal_conv(x, conv, s, batch) for o, s in zip((ops, reference), states, strict=True))
+        found, expected = (
+            o.recurrence.causal_conv(x, conv, s, batch) for o, s in zip((ops, reference), states, strict=True)
+        )
         assert_same_bits(found, expected)
         assert_same_bits(*states)
-    assert ops.fallbacks == {"causal_conv": f"{kernel}: OutOfResources: shared memory"}
-    ops.rms_norm(x, x[0], 1e-5)
+    assert ops.fallbacks == {"recurrence.causal_conv": f"{kernel}: OutOfResources: shared memory"}
+    ops.norms.rms_norm(x, x[0], 1e-5)
     assert len(ops.fallbacks) == 1
 
 
@@ -191,14 +193,14 @@ def test_products_whose_kernel_does_not_compile_are_those_of_the_opened_weights(
     bias = normal((24,), torch.float32, seed=2)
     if name == "dense":
         values = normal((24, 256), torch.float32, seed=3)
-        packed = replace(ops.pack_linear(values, bias), own_rows=ALL_ROWS)
+        packed = replace(ops.linear.pack(values, bias), own_rows=ALL_ROWS)
     else:
         weight = random_codes(FORMATS[name], 24, 256, seed=5)
-        values, packed = torch.from_numpy(weight.values()), ops.pack_quantized(stored(weight), bias)
+        values, packed = torch.from_numpy(weight.values()), ops.linear.pack_quantized(stored(weight), bias)
     expected = x @ values.T + bias
-    torch.testing.assert_close(ops.linear(x, packed), expected)
-    torch.testing.assert_close(ops.linear_f32(x, packed), expected)
-    assert ops.fallbacks.keys() == {"linear", "linear_f32"}
+    torch.testing.assert_close(ops.linear.apply(x, packed), expected)
+    torch.testing.assert_close(ops.linear.apply_f32(x, packed), expected)
+    assert ops.fallbacks.keys() == {"linear.apply", "linear.apply_f32"}
 
 
 @pytest.mark.parametrize("kernel", ["_order", "_product", "_sum_choices"])
@@ -211,10 +213,10 @@ def test_experts_whose_kernels_do_not_compile_compute_each_token_s_own_choices(
     results = []
     for ops in (TritonOps("cpu", 1), Ops(1)):
         inner, outer = (
-            [ops.pack_linear(normal(shape, torch.float32, seed=seed + e)) for e in range(3)]
+            [ops.linear.pack(normal(shape, torch.float32, seed=seed + e)) for e in range(3)]
             for seed, shape in ((5, (48, 32)), (9, (32, 24)))
         )
-        results.append(ops.fused_experts(x, ops.pack_experts(inner, outer), ids, weights))
+        results.append(ops.experts.fused_experts(x, ops.experts.pack_experts(inner, outer), ids, weights))
     torch.testing.assert_close(*results)
 
 
@@ -224,8 +226,8 @@ def test_linear_heads_whose_kernel_does_not_compile_are_those_of_the_reference(
     refuse(monkeypatch, "_product")
     x, results = normal((5, 3, 48), torch.float32, seed=1), []
     for ops in (TritonOps("cpu", 1), Ops(1)):
-        heads = ops.pack_heads([ops.pack_linear(normal((40, 48), torch.float32, seed=h)) for h in range(3)])
-        results.append(ops.linear_heads(x, heads))
+        heads = ops.experts.pack_heads([ops.linear.pack(normal((40, 48), torch.float32, seed=h)) for h in range(3)])
+        results.append(ops.experts.linear_heads(x, heads))
     torch.testing.assert_close(*results)
 
 

@@ -20,8 +20,8 @@ def test_replace_rows_equals_the_reference_in_place(ops: Ops, dtype: torch.dtype
     ours, table = normal((len(rows), width), dtype, seed=1), normal((5, width), dtype, seed=2)
     table[0] = float("nan")
     theirs, at = ours.clone(), torch.tensor(rows, dtype=torch.int32)
-    ops.replace_rows_(ours, table, at)
-    assert_same_bits(ours, Ops(1).replace_rows_(theirs, table, at))
+    ops.pictures.replace_rows_(ours, table, at)
+    assert_same_bits(ours, Ops(1).pictures.replace_rows_(theirs, table, at))
 
 
 @pytest.mark.parametrize(("rows", "width"), [([], 16), ([3], 7), ([0, 4, 2, 0], 1100)])
@@ -31,5 +31,5 @@ def test_add_rows_of_wider_ones_equals_the_reference_in_place(
     ours, wide = normal((len(rows), width), dtype, seed=1), normal((5, 2 * width), dtype, seed=2)
     wide[0] = float("nan")
     theirs, at, table = ours.clone(), torch.tensor(rows, dtype=torch.int32), wide[:, width:]
-    ops.add_rows_(ours, table, at)
-    assert_close(ours, Ops(1).add_rows_(theirs, table, at))
+    ops.pictures.add_rows_(ours, table, at)
+    assert_close(ours, Ops(1).pictures.add_rows_(theirs, table, at))

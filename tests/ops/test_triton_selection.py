@@ -24,7 +24,7 @@ def test_selected_tokens_equal_the_reference(
 ) -> None:
     indexed = case(heads, head_dim, dtype, mapped=mapped, **SMALL)
     q, weights, keys = indexed.indexer(exact=True)
-    got, expected = (each.select_tokens(q, weights, keys, indexed.paged, top_k) for each in (ops, reference))
+    got, expected = (each.selection.select_tokens(q, weights, keys, indexed.paged, top_k) for each in (ops, reference))
     for ours, theirs in zip(got, expected, strict=True):
         assert_same_bits(ours, theirs)
 
@@ -34,15 +34,15 @@ def test_selection_by_keys_in_eight_bits_equals_the_reference(ops: Ops, referenc
     q, weights, keys = indexed.indexer(exact=True)
     codes, scale = whole(keys.k.shape, torch.int8, 11), torch.full(keys.k.shape[:2], 0.25)
     keys = KvCache(codes, codes, scale, scale)
-    ours, theirs = (each.select_tokens(q, weights, keys, indexed.paged, 9)[0] for each in (ops, reference))
+    ours, theirs = (each.selection.select_tokens(q, weights, keys, indexed.paged, 9)[0] for each in (ops, reference))
     assert_same_bits(ours, theirs)
 
 
 def test_token_pages_equal_the_reference(ops: Ops, reference: Ops) -> None:
     indexed = case(3, 20, mapped=True, **SMALL)
     q, weights, keys = indexed.indexer(exact=True)
-    positions, counts = reference.select_tokens(q, weights, keys, indexed.paged, 9)
-    ours, theirs = (each.token_pages(positions, counts, indexed.paged) for each in (ops, reference))
+    positions, counts = reference.selection.select_tokens(q, weights, keys, indexed.paged, 9)
+    ours, theirs = (each.selection.token_pages(positions, counts, indexed.paged) for each in (ops, reference))
     for name in ("page_table", "rows", "q_start", "seq_lens"):
         assert_same_bits(getattr(ours, name).cpu(), getattr(theirs, name))
 
@@ -53,15 +53,17 @@ def test_selections_of_many_tokens_keep_no_sums_of_segments(
 ) -> None:
     indexed = case(3, 20, **SMALL)
     q, weights, keys = indexed.indexer(exact=True)
-    pages = reference.token_pages(*reference.select_tokens(q, weights, keys, indexed.paged, 9), indexed.paged)
+    pages = reference.selection.token_pages(
+        *reference.selection.select_tokens(q, weights, keys, indexed.paged, 9), indexed.paged
+    )
     values = KvCache(keys.k, keys.k)
-    whole_step = ops.paged_attention(q, values, pages, scale=0.1)
+    whole_step = ops.attention.paged_attention(q, values, pages, scale=0.1)
     monkeypatch.setattr(attention, "_PART_BYTES", 0)
-    assert_same_bits(ops.paged_attention(q, values, pages, scale=0.1), whole_step)
-    assert_close(whole_step, reference.paged_attention(q, values, pages, scale=0.1))
+    assert_same_bits(ops.attention.paged_attention(q, values, pages, scale=0.1), whole_step)
+    assert_close(whole_step, reference.attention.paged_attention(q, values, pages, scale=0.1))
 
 
 def test_no_tokens_have_no_selection_on_a_gpu(ops: Ops) -> None:
     q, weights, keys = torch.empty(0, 2, 8), torch.empty(0, 2), torch.empty(16, 1, 8)
-    positions, counts = ops.select_tokens(q, weights, KvCache(keys, keys), no_sequences(), 5)
+    positions, counts = ops.selection.select_tokens(q, weights, KvCache(keys, keys), no_sequences(), 5)
     assert (positions.shape, counts.shape) == ((0, 5), (0,))

@@ -124,7 +124,7 @@ class TierCase:
         )
         at = torch.tensor(positions)
         state = self.page_map, self.active, self.newest, self.layout
-        on_device, on_host = self.ops.bind_newest(locations, at, paged.rows, q_start, *state)
+        on_device, on_host = self.ops.tiers.bind_newest(locations, at, paged.rows, q_start, *state)
         for places in (on_device, on_host):
             for place, row, position in zip(places.tolist(), owners, positions, strict=True):
                 self.write(place, row, position)
@@ -146,7 +146,7 @@ class TierCase:
         """Swap the wanted positions of each token in; there are `width` columns."""
         selected = torch.tensor([own + [-1] * (width - len(own)) for own in wanted], dtype=torch.int32)
         counts = torch.tensor([len(own) for own in wanted], dtype=torch.int32)
-        return self.ops.swap_in(selected.view(-1, width), counts, paged, self.tiers, self.tier_step())
+        return self.ops.tiers.swap_in(selected.view(-1, width), counts, paged, self.tiers, self.tier_step())
 
     def check(self, paged: PagedKv, wanted: list[list[int]], width: int) -> None:
         """Swap in, and compare what is read, where it is read from, and what was loaded with the dictionary."""

@@ -15,7 +15,8 @@ from triton.runtime import driver
 from forebay.ops.reference.accept import Known
 from forebay.ops.reference.adapters import PANEL, AdapterTable, panels_of
 from forebay.ops.reference.attention import KvCache, PagedKv, segments
-from forebay.ops.reference.recurrence import Convolution, GatedNorm, Scan
+from forebay.ops.reference.norms import GatedNorm
+from forebay.ops.reference.recurrence import Convolution, Scan
 from forebay.ops.reference.sampling import Draws
 from forebay.ops.reference.steps import Pages
 from forebay.ops.triton import TritonOps
@@ -80,7 +81,7 @@ def attention(
     k = zeros(64, heads[1], d)
     v = k[..., :dv] if dv else zeros(64, heads[1], d)
     q = zeros(tokens, heads[0], d)
-    ops.paged_attention(q, KvCache(k, v), paged(page_map), scale=0.1, **options)
+    ops.attention.paged_attention(q, KvCache(k, v), paged(page_map), scale=0.1, **options)
 
 
 def paged(page_map: torch.Tensor | None = None) -> PagedKv:
@@ -106,20 +107,20 @@ def main(arch: int) -> None:
     attention(ops, 9, (16, 4), 256)
     attention(ops, 9, (8, 4), 256, sliding_window=1024, ahead=int32(9))
     heads = zeros(9, 12, 64)
-    ops.paged_attention(heads, KvCache(heads, heads.clone()), segments([9], "cpu"), scale=0.1)
+    ops.attention.paged_attention(heads, KvCache(heads, heads.clone()), segments([9], "cpu"), scale=0.1)
     x, weight = zeros(3, 4096), zeros(4096)
     q, scale = zeros(9, 32, 128), float32(64, 8)
     for dtype in (torch.int8, torch.uint8):
         codes = zeros(64, 8, 128, dtype=dtype)
         cache = KvCache(codes, codes.clone(), scale, scale)
         for tokens in (2, 9):
-            ops.paged_attention(q[:tokens], cache, paged(), scale=0.1)
-        ops.store_kv(zeros(3, 8, 128), zeros(3, 8, 128), cache, torch.arange(3))
+            ops.attention.paged_attention(q[:tokens], cache, paged(), scale=0.1)
+        ops.attention.store_kv(zeros(3, 8, 128), zeros(3, 8, 128), cache, torch.arange(3))
         latent = zeros(64, 1, 576, dtype=dtype)
         cache = KvCache(latent, latent[..., :512], scale[:, :1], scale[:, :1])
-        ops.paged_attention(zeros(9, 16, 576), cache, paged(), scale=0.1)
-    ops.apply_rope(zeros(3, 32, 128), zeros(3, 8, 128), torch.zeros(3, dtype=torch.int64), float32(9, 128))
-    ops.apply_rope(
+        ops.attention.paged_attention(zeros(9, 16, 576), cache, paged(), scale=0.1)
+    ops.attention.apply_rope(zeros(3, 32, 128), zeros(3, 8, 128), torch.zeros(3, dtype=torch.int64), float32(9, 128))
+    ops.attention.apply_rope(
         zeros(3, 32, 128),
         zeros(3, 8, 128),
         torch.zeros(3, 3, dtype=torch.int64),
@@ -128,32 +129,32 @@ def main(arch: int) -> None:
     )
     keys = zeros(128, 1, 128)
     one_each = replace(paged(), q_start=torch.arange(3, dtype=torch.int32))
-    ops.select_tokens(zeros(2, 64, 128), float32(2, 64), KvCache(keys, keys), one_each, 64)
+    ops.selection.select_tokens(zeros(2, 64, 128), float32(2, 64), KvCache(keys, keys), one_each, 64)
     cache = KvCache(zeros(64, 32, 128), zeros(64, 32, 128))
-    ops.store_kv(x.view(3, 32, 128), x.view(3, 32, 128), cache, torch.arange(3))
-    ops.rms_norm(x, weight, 1e-5)
-    ops.rms_norm(x.view(3, 32, 128), weight[:128], 1e-5)
-    ops.add_rms_norm(x, x.clone(), weight, 1e-5)
+    ops.attention.store_kv(x.view(3, 32, 128), x.view(3, 32, 128), cache, torch.arange(3))
+    ops.norms.rms_norm(x, weight, 1e-5)
+    ops.norms.rms_norm(x.view(3, 32, 128), weight[:128], 1e-5)
+    ops.norms.add_rms_norm(x, x.clone(), weight, 1e-5)
     for norm_first in (False, True):
-        ops.gated_rms_norm(x, x, GatedNorm(weight, 1e-5, 512, norm_first, sigmoid=norm_first))
+        ops.norms.gated_rms_norm(x, x, GatedNorm(weight, 1e-5, 512, norm_first, sigmoid=norm_first))
     for name in ("silu_and_mul", "gelu_and_mul", "relu2"):
-        getattr(ops, name)(x)
-    ops.gelu_and_mul(x, exact=True)
-    ops.gelu(x, exact=True)
-    ops.clamped_swiglu(x, alpha=1.7, limit=7.0)
-    ops.mul_sigmoid(x, x[:, :32])
-    ops.scale_rows_(x, float32(9), torch.zeros(3, dtype=torch.int64))
-    ops.mul_silu(x, x)
+        getattr(ops.elementwise, name)(x)
+    ops.elementwise.gelu_and_mul(x, exact=True)
+    ops.elementwise.gelu(x, exact=True)
+    ops.elementwise.clamped_swiglu(x, alpha=1.7, limit=7.0)
+    ops.elementwise.mul_sigmoid(x, x[:, :32])
+    ops.elementwise.scale_rows_(x, float32(9), torch.zeros(3, dtype=torch.int64))
+    ops.elementwise.mul_silu(x, x)
     recurrences(ops, x, weight)
     many_linears(ops)
     adapters(ops)
     steps(ops)
-    ops.replace_rows_(x, x.clone(), int32(3))
-    ops.add_rows_(x, x.clone(), int32(3))
+    ops.pictures.replace_rows_(x, x.clone(), int32(3))
+    ops.pictures.add_rows_(x, x.clone(), int32(3))
     ones = torch.ones(3)
-    ops.argmax_rows(float32(3, 128_256))
-    ops.mask_logits(float32(3, 128_256), torch.arange(2), int32(2, 4008))
-    ops.sample_rows(float32(3, 128_256), Draws(ones.double(), ones, ones.long(), ones, ones))
+    ops.sampling.argmax_rows(float32(3, 128_256))
+    ops.sampling.mask_logits(float32(3, 128_256), torch.arange(2), int32(2, 4008))
+    ops.sampling.sample_rows(float32(3, 128_256), Draws(ones.double(), ones, ones.long(), ones, ones))
 
 
 def adapters(ops: TritonOps) -> None:
@@ -161,47 +162,49 @@ def adapters(ops: TritonOps) -> None:
     for rank in (16, 64):
         a, b = zeros(5, 2, rank, 256), zeros(5, len(panels), rank, PANEL)
         table = AdapterTable(a, b, int32(5, 2), torch.tensor(panels, dtype=torch.int32))
-        ops.add_adapters(zeros(9, 384), zeros(9, 256), int32(9), table)
+        ops.adapters.add(zeros(9, 384), zeros(9, 256), int32(9), table)
 
 
 def steps(ops: TritonOps) -> None:
     rows, starts, longs = int32(2), int32(3), torch.zeros(9, dtype=torch.int64)
-    ops.place_tokens(rows, starts, longs, Pages(int32(9, 512), 16), 9)
+    ops.steps.place_tokens(rows, starts, longs, Pages(int32(9, 512), 16), 9)
     for given in (None, torch.zeros(9, 3, dtype=torch.int64)):
-        ops.rope_positions(longs, given, rows, starts, longs)
-    ops.map_locations(longs, int32(9), 16)
-    ops.due(int32(9), int32(9), longs, longs)
-    ops.advance(longs, rows, starts)
+        ops.steps.rope_positions(longs, given, rows, starts, longs)
+    ops.steps.map_locations(longs, int32(9), 16)
+    ops.steps.due(int32(9), int32(9), longs, longs)
+    ops.steps.advance(longs, rows, starts)
     known = Known(longs, longs, torch.zeros(9, 3, dtype=torch.int64))
-    ops.decode_ids(rows, starts, known, 9, 128_256)
-    ops.accept(longs, torch.ones(9, dtype=torch.bool), longs, rows, starts, known)
+    ops.steps.decode_ids(rows, starts, known, 9, 128_256)
+    ops.steps.accept(longs, torch.ones(9, dtype=torch.bool), longs, rows, starts, known)
 
 
 def recurrences(ops: TritonOps, x: torch.Tensor, weight: torch.Tensor) -> None:
     batch = state_batch([1, 2], [1, 2])
-    ops.causal_conv(x, Convolution(zeros(4, 4096), weight, silu=True), zeros(4, 3, 4096), batch)
+    ops.recurrence.causal_conv(x, Convolution(zeros(4, 4096), weight, silu=True), zeros(4, 3, 4096), batch)
     b, eight = zeros(3, 1, 256), float32(8)
     scan = Scan(eight, eight, eight, (0.0, 1.0))
     states = rows_of_slots(4, (8, 256, 128), RecentInputs(model=(8 * 128, 256, 8)))
-    ops.mamba2_scan(zeros(3, 8, 128), zeros(3, 8), b, b, scan, states, batch)
+    ops.recurrence.mamba2_scan(zeros(3, 8, 128), zeros(3, 8), b, b, scan, states, batch)
     wide, rates = float32(4096), float32(4096, 16)
-    ops.mamba1_scan(x, x, x[:, :16], x[:, 16:32], Scan(rates, wide, wide), float32(4, 4096, 16), batch)
+    ops.recurrence.mamba1_scan(x, x, x[:, :16], x[:, 16:32], Scan(rates, wide, wide), float32(4, 4096, 16), batch)
     key, value = zeros(3, 4, 128), zeros(3, 8, 128)
     for decays in (float32(3, 8), float32(3, 8, 128)):
         recent = RecentInputs(float32=(decays[0].numel(), 8), model=(4 * 128, 8 * 128))
-        ops.gated_delta_rule(key, key, value, decays, float32(3, 8), rows_of_slots(4, (8, 128, 128), recent), batch)
+        ops.recurrence.gated_delta_rule(
+            key, key, value, decays, float32(3, 8), rows_of_slots(4, (8, 128, 128), recent), batch
+        )
 
 
 def many_linears(ops: TritonOps) -> None:
-    inner = [ops.pack_linear(zeros(256, 128), zeros(256)) for _ in range(4)]
-    experts = ops.pack_experts(inner, [ops.pack_linear(zeros(128, 128)) for _ in range(4)])
+    inner = [ops.linear.pack(zeros(256, 128), zeros(256)) for _ in range(4)]
+    experts = ops.experts.pack_experts(inner, [ops.linear.pack(zeros(128, 128)) for _ in range(4)])
     codes = [stored(random_codes(form, 256, 256, seed=0)) for form in FORMATS.values()]
     for tokens in (3, 300):
         ids = torch.zeros(tokens, 2, dtype=torch.int64)
-        ops.fused_experts(zeros(tokens, 128), experts, ids, float32(tokens, 2))
+        ops.experts.fused_experts(zeros(tokens, 128), experts, ids, float32(tokens, 2))
         for weight in codes:
-            ops.linear(zeros(tokens, 256), ops.pack_quantized(weight, float32(256)))
-            ops.linear_f32(zeros(tokens, 256), ops.pack_quantized(weight))
+            ops.linear.apply(zeros(tokens, 256), ops.linear.pack_quantized(weight, float32(256)))
+            ops.linear.apply_f32(zeros(tokens, 256), ops.linear.pack_quantized(weight))
 
 
 if __name__ == "__main__":

@@ -55,13 +55,13 @@ STEPS = {
 
 
 def stops_of(ops: Ops, step: Sequence[Verified], q_start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`Ops.accepted_stops` of a step."""
+    """`StepOps.accepted_stops` of a step."""
     positions = [seq.start + t if seq.slot else 0 for seq in step for t in range(seq.num_tokens)]
     longs = [[seq.num_new for seq in step], positions, [seq.wish for seq in step]]
     num_new, at, wishes = (torch.tensor(column, dtype=torch.int64) for column in longs)
     ints = [seq.write_slot for seq in step], [seq.wish_slot for seq in step]
     written, slots = (torch.tensor(column, dtype=torch.int32) for column in ints)
-    return ops.accepted_stops(q_start, num_new, at, written, wishes, slots)
+    return ops.steps.accepted_stops(q_start, num_new, at, written, wishes, slots)
 
 
 def verify(ops: Ops, case: Case, inputs: Sequence[Inputs], table: Tensor, step: Sequence[Verified]) -> Tensor:

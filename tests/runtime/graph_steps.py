@@ -59,30 +59,30 @@ class Engine:
         head = torch.randn(VOCAB, HIDDEN, generator=generator).to(device, dtype)
         self.embedding = torch.randn(VOCAB, HIDDEN, generator=generator).to(device, dtype)
         self.norm = torch.ones(HIDDEN, dtype=dtype, device=device)
-        self.weight, self.head = ops.pack_linear(weight), ops.pack_linear(head)
+        self.weight, self.head = ops.linear.pack(weight), ops.linear.pack(head)
         self.slots.kv.copy_(torch.randn(NUM_SLOTS + 1, HIDDEN, generator=generator))
         self.rows.last_tokens.copy_(torch.randint(VOCAB, (NUM_ROWS + 1,), generator=generator))
 
     def step(self, inputs: StepInputs) -> StepOutputs:
         """Native ops, views, torch ops in and out of place: all that a recording has to bring back."""
         ops, width = self.ops, self.width
-        last = ops.gather(self.rows.last_tokens, inputs.req_pool_indices)
+        last = ops.steps.gather(self.rows.last_tokens, inputs.req_pool_indices)
         ids = (inputs.input_ids + last.unsqueeze(1)).remainder(VOCAB).reshape(-1)
-        x = ops.embedding(ids, self.embedding)
+        x = ops.linear.embedding(ids, self.embedding)
         x = x + inputs.hidden_states.to(self.dtype).repeat_interleave(width, 0)
         at = inputs.out_cache_loc.reshape(-1)
         if not self.frozen:
             self.slots.kv.index_copy_(0, at, x.float())
-        x = ops.rms_norm(x, self.norm, 1e-6)
-        x = ops.linear(x, self.weight) + self.slots.kv.index_select(0, at).to(self.dtype)
+        x = ops.norms.rms_norm(x, self.norm, 1e-6)
+        x = ops.linear.apply(x, self.weight) + self.slots.kv.index_select(0, at).to(self.dtype)
         lengths = inputs.seq_lens.repeat_interleave(width, 0).unsqueeze(1)
         x = x / (lengths - width + 1).to(self.dtype)  # a length below the width would divide by nothing
         hidden = x.view(-1, width, HIDDEN)[:, -1]
         where = inputs.mamba_track_indices * inputs.mamba_track_mask
         self.slots.state.index_add_(0, where, hidden.float())
-        logits = ops.linear_f32(hidden, self.head)
-        token_ids, finite = ops.argmax_rows(logits)
-        ops.scatter(self.rows.last_tokens, inputs.req_pool_indices, token_ids)
+        logits = ops.linear.apply_f32(hidden, self.head)
+        token_ids, finite = ops.sampling.argmax_rows(logits)
+        ops.steps.scatter(self.rows.last_tokens, inputs.req_pool_indices, token_ids)
         self.rows.lengths.index_add_(0, inputs.req_pool_indices.long(), torch.ones_like(token_ids))
         return StepOutputs(token_ids, finite, logits, hidden)
 

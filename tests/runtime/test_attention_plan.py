@@ -75,7 +75,7 @@ class Step:
         full, window, x = self._paged(None), self._paged(self._map), self.q
         for i, cache in enumerate(self._caches):
             paged, size = (window, WINDOW) if i % 2 else (full, 0)
-            x = self._ops.paged_attention(x, cache, paged, scale=0.25, sliding_window=size)
+            x = self._ops.attention.paged_attention(x, cache, paged, scale=0.25, sliding_window=size)
         return Outputs(x)
 
 

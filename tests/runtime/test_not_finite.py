@@ -126,7 +126,7 @@ def test_a_key_or_value_that_is_not_finite_shows_in_its_own_step(
     target: list[int] = []
 
     def spoiling(name: str) -> None:
-        store = getattr(ops, name)
+        store = getattr(ops.attention, name)
 
         def spoil(*args: Tensor, **options: Any) -> None:
             k = args[0] if name == "store_kv" else args[1]
@@ -135,7 +135,7 @@ def test_a_key_or_value_that_is_not_finite_shows_in_its_own_step(
                 k[4, 0, -1] = -INF
             store(*args, **options)
 
-        monkeypatch.setattr(ops, name, spoil)
+        monkeypatch.setattr(ops.attention, name, spoil)
 
     plans.runner.extend.captured = None
     spoiling("rope_and_store_kv")

@@ -55,8 +55,8 @@ def test_the_sampler_of_the_torch_ops_reads_nothing_back(ops):
     """C11: on a GPU it is what runs."""
     columns = (torch.full((3,), 5), torch.full((3,), 0.9), torch.full((3,), 0.1))
     with readbacks() as found:
-        ops.sample_rows(torch.randn(3, 97), Draws(torch.rand(3, dtype=torch.float64), torch.ones(3), *columns))
-        ops.argmax_rows(torch.randn(3, 97))
+        ops.sampling.sample_rows(torch.randn(3, 97), Draws(torch.rand(3, dtype=torch.float64), torch.ones(3), *columns))
+        ops.sampling.argmax_rows(torch.randn(3, 97))
     assert found == []
 
 

@@ -128,7 +128,9 @@ def test_exactly_the_oracles_tokens_can_come(ops, top_k, top_p, min_p, seed):
     _, kept = oracle(logits, row)
     grid = (torch.arange(400).double() + 0.5) / 400
     columns = [torch.full((400,), value) for value in (row.top_k, row.top_p, row.min_p)]
-    came = ops.sample_rows(logits.expand(400, -1).contiguous(), Draws(grid, torch.ones(400), *columns)).unique()
+    came = ops.sampling.sample_rows(
+        logits.expand(400, -1).contiguous(), Draws(grid, torch.ones(400), *columns)
+    ).unique()
     assert set(came.tolist()) == set(np.flatnonzero(kept).tolist())
 
 

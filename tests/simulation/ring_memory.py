@@ -64,8 +64,8 @@ class Entries:
         """Compress the step's T tokens, of which chain [T] is what the KV has."""
         values, gates = (torch.from_numpy(part) for part in self._states(chain))
         rings = TokenRing(torch.from_numpy(self.kv), torch.from_numpy(self.gate))
-        blocks = _ops().plan_blocks(torch.from_numpy(positions), torch.from_numpy(loc), paged, self.how)
-        entries = _ops().compress(values, gates, torch.from_numpy(self._bias), rings, blocks)
+        blocks = _ops().compression.plan_blocks(torch.from_numpy(positions), torch.from_numpy(loc), paged, self.how)
+        entries = _ops().compression.compress(values, gates, torch.from_numpy(self._bias), rings, blocks)
         self.entries[blocks.loc.numpy() * self.how.rate] = entries[:, 0].numpy()
         self.entries[: paged.page_size] = self.kv[0] = self.gate[0] = np.nan  # padding: nobody's
 

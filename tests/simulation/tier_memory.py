@@ -128,7 +128,9 @@ class TierMemory:
         selected, counts = self._select(plan, positions)
         tiers = self.tiers.of(_LAYER)
         assert tiers is not None
-        found = _ops().swap_in(torch.from_numpy(selected), torch.from_numpy(counts), paged, tiers, inputs).page_table
+        found = (
+            _ops().tiers.swap_in(torch.from_numpy(selected), torch.from_numpy(counts), paged, tiers, inputs).page_table
+        )
         there = selected >= 0
         places = step.locations[step.which[:, None], np.maximum(selected, 0)]
         read = column[found.long().clamp(min=0)].numpy().view(np.uint64)

@@ -105,7 +105,7 @@ class Qwen2Encoder(Encoder):
     def begin(self, pixels: Tensor) -> State:
         """pixels uint8 [height, width, 3], red first, contiguous -> the state before the first layer."""
         x, grid = self._patches(pixels)
-        return State(self._ops.gather_rows(x, self._around(grid).order), grid)
+        return State(self._ops.drafting.gather_rows(x, self._around(grid).order), grid)
 
     def layers(self, state: State, first: int, last: int) -> State:
         """Run layers `first` up to, not including, `last`."""
@@ -124,7 +124,7 @@ class Qwen2Encoder(Encoder):
 
     def finish(self, state: State) -> Tensor:
         """Turn the state behind the last layer into [tokens of the tile, H], row by row of the tile."""
-        return self._merger(self._ops.gather_rows(state.x, self._around(state.grid).places), state.grid)
+        return self._merger(self._ops.drafting.gather_rows(state.x, self._around(state.grid).places), state.grid)
 
 
 def encoder_spec(config: ModelConfig) -> Qwen2Spec:

@@ -126,8 +126,10 @@ class Stack:
         embedded = x
         for use, mixer, norm in self._layers:
             if use is None:
-                x = mixer(ctx, ops.add_rms_norm(x, residual, norm, eps))
+                x = mixer(ctx, ops.norms.add_rms_norm(x, residual, norm, eps))
             else:
-                ops.add_(residual, x)
-                x = mixer(ctx, ops.rms_norm(ops.add_(use(ctx, residual, embedded), residual), norm, eps))
+                ops.elementwise.add_(residual, x)
+                x = mixer(
+                    ctx, ops.norms.rms_norm(ops.elementwise.add_(use(ctx, residual, embedded), residual), norm, eps)
+                )
         return x

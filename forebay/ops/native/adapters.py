@@ -13,13 +13,13 @@ class NativeAdapters(AdapterOps):
     """See `AdapterOps`. The last dimension of x is contiguous."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._pool = kernels.pool
+        self._kernels, self._pool = kernels, kernels.pool
         own = kernels.by_dtype("fb_add_adapters_{}")
         widened = kernels.bind("fb_add_adapters_f32_of_bf16")
         self._add_adapters = {(dtype, dtype): kernel for dtype, kernel in own.items()}
         self._add_adapters[torch.float32, torch.bfloat16] = widened
 
-    def add_adapters(self, out: Tensor, x: Tensor, slots: Tensor, table: AdapterTable) -> None:
+    def add(self, out: Tensor, x: Tensor, slots: Tensor, table: AdapterTable) -> None:
         rows, inputs = x.shape
         num_slots, layers, rank, _ = table.a.shape
         num_panels, outputs = len(table.panels), out.shape[1]

@@ -22,7 +22,7 @@ class NativeCompression(CompressionOps):
     apart. States in place 0 of the rings, the padding, are not written."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._pool = kernels.pool
+        self._kernels, self._pool = kernels, kernels.pool
         self._plan_blocks = kernels.bind("fb_plan_blocks")
         self._entry_pages = kernels.bind("fb_entry_pages")
         self._selected_lens = kernels.bind("fb_selected_lens")

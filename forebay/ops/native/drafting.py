@@ -14,7 +14,7 @@ class NativeDrafting(DraftingOps):
     """See `DraftingOps`. All tensors are contiguous."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._pool = kernels.pool
+        self._kernels, self._pool = kernels, kernels.pool
         self._gather_rows = kernels.bind("fb_gather_rows")
         self._scatter_rows = kernels.bind("fb_scatter_rows")
         self._clear_rows = kernels.bind("fb_clear_rows")

@@ -15,7 +15,7 @@ class NativeElementwise(ElementwiseOps):
     """See `ElementwiseOps`. The last dimension of every tensor is contiguous."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._pool = kernels.pool
+        self._kernels, self._pool = kernels, kernels.pool
         self._silu_and_mul = kernels.by_dtype("fb_silu_and_mul_{}")
         self._gelu_and_mul = kernels.by_dtype("fb_gelu_and_mul_{}")
         self._clamped_swiglu = kernels.by_dtype("fb_clamped_swiglu_{}")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forebay.ops.linear import LinearWeight
+from forebay.ops.linear import LinearOps, LinearWeight
 from forebay.ops.native.kernels import Kernels, address
-from forebay.ops.native.linear import NativeLinear, NativeLinearWeight
+from forebay.ops.native.linear import NativeLinearWeight
+from forebay.ops.reference.elementwise import ElementwiseOps
 from forebay.ops.reference.experts import ExpertActivation, ExpertOps, Experts, Gating, HeadWeights, Scoring
-from forebay.ops.weight_memory import WeightMemory
 
 _SCORINGS = list(Scoring)  # in the order of `Scoring` of cpu/routing.cpp
 _ACTIVATIONS = list(ExpertActivation)  # in the order of `Activation` of cpu/experts.cpp
@@ -55,11 +55,12 @@ def _options(gating: Gating) -> tuple[int, bool, float, float, float]:
     return _SCORINGS.index(gating.scoring), gating.normalize, gating.epsilon, gating.scale, gating.least_sum
 
 
-class NativeExpertOps(NativeLinear, ExpertOps):
+class NativeExpertOps(ExpertOps):
     """See `ExpertOps`. The last dimension of every tensor is contiguous, and so are ids and weights."""
 
-    def __init__(self, kernels: Kernels, activation_bits: int, memory: WeightMemory) -> None:
-        super().__init__(kernels, activation_bits, memory)
+    def __init__(self, kernels: Kernels, linear: LinearOps, elementwise: ElementwiseOps) -> None:
+        super().__init__(linear, elementwise)
+        self._kernels, self._pool = kernels, kernels.pool
         self._topk_gating = kernels.bind("fb_topk_gating")
         self._hash_gating = kernels.bind("fb_hash_gating")
         self._fused_experts = kernels.by_dtype("fb_fused_experts_{}")

@@ -73,10 +73,10 @@ class NativeLinear(LinearOps):
     widens_bfloat16 = True
 
     def __init__(self, kernels: Kernels, activation_bits: int, memory: WeightMemory) -> None:
-        self._pool = kernels.pool
+        self._kernels, self._pool = kernels, kernels.pool
         self._touch = kernels.touch
         self._memory = memory
-        self.activation_bits = activation_bits
+        self._activation_bits = activation_bits
         self._dense = _dense_forms(kernels)
         self._pack_quantized = kernels.bind("fb_pack_q")
         self._code_format = kernels.bind("fb_code_format")
@@ -90,7 +90,7 @@ class NativeLinear(LinearOps):
         self._embedding_widened = kernels.bind("fb_embedding_f32_of_bf16")
         self._embedding_packed = kernels.by_dtype("fb_embedding_q_{}")
 
-    def pack_linear(
+    def pack(
         self, weight: Tensor, bias: Tensor | None = None, *, inputs: torch.dtype | None = None
     ) -> NativeLinearWeight:
         weight, form = weight.contiguous(), self._dense[inputs or weight.dtype, weight.dtype]
@@ -106,7 +106,7 @@ class NativeLinear(LinearOps):
         out_features, in_features = weight.shape
         parts, num_bytes = self._parts(weight)
         packed = self._memory.take_packed(num_bytes)
-        header = torch.tensor([self.activation_bits, len(parts), *itertools.chain(*parts)])
+        header = torch.tensor([self._activation_bits, len(parts), *itertools.chain(*parts)])
         there = packed[: header.nbytes]
         if not self._memory.filled:
             self._touch(packed)
@@ -116,7 +116,7 @@ class NativeLinear(LinearOps):
             # Kernels read what the header names without a check of their own.
             raise OtherPieces("a weight in codes has another header than the one that is there")
         whole = self._packed(packed, bias, in_features, out_features, self._linear_quantized, self._panels_quantized)
-        return replace(whole, activation_bits=self.activation_bits)
+        return replace(whole, activation_bits=self._activation_bits)
 
     def _pack_codes(self, weight: StoredCodes, parts: list[CodePart], packed: Tensor) -> None:
         """Read the codes and pack them behind the header of `packed`."""
@@ -167,13 +167,13 @@ class NativeLinear(LinearOps):
             end += _width(len(rows)) // PANEL * panel_bytes
         return parts, end
 
-    def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
+    def apply(self, x: Tensor, w: LinearWeight) -> Tensor:
         assert isinstance(w, NativeLinearWeight), type(w)
         out = x.new_empty(x.shape[0], w.out_features)
         self._linear_into(x, w, out)
         return out
 
-    def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
+    def apply_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
         assert isinstance(w, NativeLinearWeight), type(w)
         out = torch.empty(x.shape[0], w.out_features, dtype=torch.float32)
         self._linear_into(x, w, out)

@@ -13,7 +13,7 @@ class NativePictures(PictureOps):
     """See `PictureOps`."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._pool = kernels.pool
+        self._kernels, self._pool = kernels, kernels.pool
         self._patch_rows = kernels.by_dtype("fb_patch_rows_{}")
         self._mean_rows = kernels.by_dtype("fb_mean_rows_{}")
         self._replace_rows = kernels.bind("fb_replace_rows")

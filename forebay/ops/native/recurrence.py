@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from forebay.ops.native.kernels import Kernels, address, view
-from forebay.ops.reference.recurrence import Convolution, DeltaGates, GatedNorm, RecurrenceOps, Scan, StateBatch
+from forebay.ops.reference.recurrence import Convolution, DeltaGates, RecurrenceOps, Scan, StateBatch
 
 _MOST_TAPS = 8  # kMostTaps of cpu/conv.cpp
 
@@ -15,13 +15,12 @@ class NativeRecurrence(RecurrenceOps):
     """See `RecurrenceOps`. The last dimension of every tensor is contiguous, and so are a token's heads."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._pool = kernels.pool
+        self._kernels, self._pool = kernels, kernels.pool
         self._causal_conv = kernels.by_dtype("fb_causal_conv_{}")
         self._mamba2_scan = kernels.by_dtypes("fb_mamba2_scan_{}_{}")
         self._mamba1_scan = kernels.by_dtypes("fb_mamba1_scan_{}_{}")
         self._gated_delta_rule = kernels.by_dtypes("fb_gated_delta_rule_{}_{}")
         self._delta_gates = kernels.by_dtype("fb_delta_gates_{}")
-        self._gated_rms_norm = kernels.by_dtype("fb_gated_rms_norm_{}")
 
     def causal_conv(self, x: Tensor, conv: Convolution, state: Tensor, batch: StateBatch) -> Tensor:
         (tokens, channels), taps = x.shape, conv.weight.shape[0]
@@ -75,14 +74,6 @@ class NativeRecurrence(RecurrenceOps):
             self._pool, *view(decay), *view(beta), *weights, gates.most_beta, *results, rows, n, heads
         )
         return log_decay, opened
-
-    def gated_rms_norm(self, x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
-        (rows, n), size = x.shape, norm.group_size
-        out = x.new_empty(rows, n)
-        tensors = (*view(x), *view(gate), norm.weight.data_ptr(), out.data_ptr())
-        sizes = (rows, n, size, 0 if norm.weight.shape[0] == size else size)
-        self._gated_rms_norm[x.dtype](self._pool, *tensors, *sizes, norm.eps, norm.norm_first, norm.sigmoid)
-        return out
 
 
 def _scanned(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, scan: Scan) -> tuple[int, ...]:

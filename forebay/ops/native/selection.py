@@ -13,7 +13,7 @@ class NativeSelection(SelectionOps):
     """See `SelectionOps`. Every tensor is contiguous but for keys, whose locations may lie apart."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._pool = kernels.pool
+        self._kernels, self._pool = kernels, kernels.pool
         self._select_tokens = kernels.by_cache_dtype("fb_select_tokens_{}_{}")
         self._token_pages = kernels.bind("fb_token_pages")
 

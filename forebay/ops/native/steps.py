@@ -14,7 +14,7 @@ class NativeSteps(StepOps):
     """See `StepOps`. All tensors are contiguous."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._pool = kernels.pool
+        self._kernels, self._pool = kernels, kernels.pool
         self._gather = kernels.bind("fb_gather")
         self._scatter = kernels.bind("fb_scatter")
         self._of_tokens = kernels.bind("fb_of_tokens")

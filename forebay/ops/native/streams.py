@@ -13,7 +13,7 @@ class NativeStreams(StreamOps):
     """See `StreamOps`. Every tensor is contiguous."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._pool = kernels.pool
+        self._kernels, self._pool = kernels, kernels.pool
         self._mix_weights = kernels.by_dtype("fb_mix_weights_{}")
         self._last_weights = kernels.by_dtype("fb_last_weights_{}")
         self._collapse_streams = kernels.by_dtype("fb_collapse_streams_{}")

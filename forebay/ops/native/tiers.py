@@ -14,7 +14,7 @@ class NativeTiers(TierOps):
     """See `TierOps`. All tensors are contiguous."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._pool = kernels.pool
+        self._kernels, self._pool = kernels, kernels.pool
         self._bind_newest = kernels.bind("fb_bind_newest")
         self._swap_in = kernels.bind("fb_swap_in")
 

@@ -52,7 +52,7 @@ class AdapterTable:
 class AdapterOps:
     """Sums of a layer's outputs and what an adapter adds to them."""
 
-    def add_adapters(self, out: Tensor, x: Tensor, slots: Tensor, table: AdapterTable) -> None:
+    def add(self, out: Tensor, x: Tensor, slots: Tensor, table: AdapterTable) -> None:
         """out[t] += B[s] (A[s] x[t]) in place, for s = slots[t] > 0. A token with slot 0 keeps its bits.
 
         out [T, N], contiguous, and x [T, K] in one dtype, slots [T] int32. Computed in float32 in an order that depends

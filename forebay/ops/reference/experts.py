@@ -14,9 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from forebay.ops.linear import LinearWeight
+from forebay.ops.linear import LinearOps, LinearWeight
 from forebay.ops.reference.elementwise import ElementwiseOps
-from forebay.ops.reference.linear import TorchLinear
 
 
 class Scoring(StrEnum):
@@ -80,13 +79,17 @@ class TorchExperts(Experts):
 
 @dataclass(frozen=True, slots=True)
 class TorchHeads(HeadWeights):
-    """The weights of one linear layer per head, each packed by `pack_linear`."""
+    """The weights of one linear layer per head, each packed by `LinearOps.pack`."""
 
     weights: Sequence[LinearWeight]
 
 
-class ExpertOps(TorchLinear, ElementwiseOps):
-    """Mixtures of experts, their routing, and one linear layer per head, defined in torch."""
+class ExpertOps:
+    """Mixtures of experts, their routing, and one linear layer per head, defined in torch by the ops for one linear
+    layer and for activations."""
+
+    def __init__(self, linear: LinearOps, elementwise: ElementwiseOps) -> None:
+        self._linear, self._elementwise = linear, elementwise
 
     def topk_gating(
         self, logits: Tensor, gating: Gating, correction: Tensor | None = None, factors: Tensor | None = None
@@ -132,10 +135,12 @@ class ExpertOps(TorchLinear, ElementwiseOps):
         self, name: ExpertActivation, alpha: float, limit: float, offset: float
     ) -> Callable[[Tensor], Tensor]:
         activations: dict[ExpertActivation, Callable[[Tensor], Tensor]] = {
-            ExpertActivation.SILU_AND_MUL: self.silu_and_mul,
-            ExpertActivation.CLAMPED_SWIGLU: partial(self.clamped_swiglu, alpha=alpha, limit=limit, offset=offset),
-            ExpertActivation.RELU2: self.relu2,
-            ExpertActivation.GELU_AND_MUL: self.gelu_and_mul,
+            ExpertActivation.SILU_AND_MUL: self._elementwise.silu_and_mul,
+            ExpertActivation.CLAMPED_SWIGLU: partial(
+                self._elementwise.clamped_swiglu, alpha=alpha, limit=limit, offset=offset
+            ),
+            ExpertActivation.RELU2: self._elementwise.relu2,
+            ExpertActivation.GELU_AND_MUL: self._elementwise.gelu_and_mul,
         }
         return activations[name]
 
@@ -149,8 +154,8 @@ class ExpertOps(TorchLinear, ElementwiseOps):
         per_choice = x.new_zeros(*topk_ids.shape, x.shape[1])
         for e in sorted(set(topk_ids.flatten().tolist())):
             token, choice = torch.where(topk_ids == e)
-            hidden = experts.activate(self.linear(x[token], experts.gate_up[e]))
-            per_choice[token, choice] = self.linear(hidden, experts.down[e])
+            hidden = experts.activate(self._linear.apply(x[token], experts.gate_up[e]))
+            per_choice[token, choice] = self._linear.apply(hidden, experts.down[e])
         return (per_choice.float() * topk_weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
 
     def pack_heads(self, weights: Sequence[LinearWeight]) -> HeadWeights:
@@ -158,9 +163,9 @@ class ExpertOps(TorchLinear, ElementwiseOps):
         return TorchHeads(tuple(weights))
 
     def linear_heads(self, x: Tensor, heads: HeadWeights) -> Tensor:
-        """`linear` of each head by its own weight: x [T, Hq, K], which may be a view into wider rows -> [T, Hq, N]."""
+        """Apply the linear layer of each head: x [T, Hq, K], which may be a view into wider rows -> [T, Hq, N]."""
         assert isinstance(heads, TorchHeads), type(heads)
-        return torch.stack([self.linear(x[:, h], weight) for h, weight in enumerate(heads.weights)], dim=1)
+        return torch.stack([self._linear.apply(x[:, h], weight) for h, weight in enumerate(heads.weights)], dim=1)
 
 
 def _scores(logits: Tensor, scoring: Scoring) -> Tensor:

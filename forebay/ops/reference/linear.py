@@ -58,12 +58,13 @@ def _opened(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
 class TorchLinear(LinearOps):
     """Defines the ops of linear layers. Weights in codes stay in codes, and are dequantized in each call."""
 
-    activation_bits: int
     widens_bfloat16 = False
 
-    def pack_linear(
-        self, weight: Tensor, bias: Tensor | None = None, *, inputs: torch.dtype | None = None
-    ) -> LinearWeight:
+    def __init__(self, activation_bits: int = 0) -> None:
+        """`activation_bits`: what inputs of weights in codes are rounded to, 0 for nothing."""
+        self._activation_bits = activation_bits
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None, *, inputs: torch.dtype | None = None) -> LinearWeight:
         weight = weight.to(inputs or weight.dtype)
         out_features, in_features = weight.shape
         packed = _prepack(weight)
@@ -83,10 +84,10 @@ class TorchLinear(LinearOps):
     def quantize_into(self, values: Array, out: GroupQuantized, first: int) -> None:
         quantize_into(values, out, first)
 
-    def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
+    def apply(self, x: Tensor, w: LinearWeight) -> Tensor:
         if isinstance(w, TorchQuantizedWeight):
-            if self.activation_bits:
-                return _exact_linear(rounded(x, self.activation_bits), w).to(x.dtype)
+            if self._activation_bits:
+                return _exact_linear(rounded(x, self._activation_bits), w).to(x.dtype)
             return F.linear(x, w.numbers().to(x.dtype), w.bias if w.bias is None else w.bias.to(x.dtype))
         assert isinstance(w, TorchLinearWeight), type(w)
         if w.packed is None or x.shape[0] == 0:
@@ -95,8 +96,8 @@ class TorchLinear(LinearOps):
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x.contiguous(), w.packed, w.bias, "none", [], "")
         return out
 
-    def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
-        return self.linear(x, w).float()
+    def apply_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
+        return self.apply(x, w).float()
 
     def embedding(self, ids: Tensor, table: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         return table[ids].to(dtype or table.dtype)

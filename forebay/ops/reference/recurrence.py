@@ -73,17 +73,6 @@ class DeltaGates(NamedTuple):
     most_beta: float = 1.0
 
 
-class GatedNorm(NamedTuple):
-    """weight [I], or [group_size] for all groups; the gate comes behind the norm with `norm_first`, and is a silu, or
-    with `sigmoid` the sigmoid."""
-
-    weight: Tensor
-    eps: float
-    group_size: int
-    norm_first: bool
-    sigmoid: bool = False
-
-
 class RecurrenceOps:
     """In torch all sequences take their t-th token together."""
 
@@ -198,20 +187,6 @@ class RecurrenceOps:
         shifted = decay.float() + gates.bias
         bounded = F.softplus(shifted) if gates.rate is None else (gates.rate * shifted).sigmoid()
         return gates.scale * bounded, gates.most_beta * beta.float().sigmoid()
-
-    def gated_rms_norm(self, x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
-        """norm(x) * weight * act(gate), or norm(x * act(gate)) * weight: an RMS norm of groups of entries with a gate.
-
-        x and gate [T, I], which may be views into wider rows -> [T, I] in x's dtype. Computed in float32, rounded once.
-        """
-        groups = (len(x), x.shape[1] // norm.group_size, norm.group_size)
-        x32, gate32 = x.float().reshape(groups), gate.float().reshape(groups)
-        opened = gate32.sigmoid() if norm.sigmoid else F.silu(gate32)
-        if not norm.norm_first:
-            x32 = x32 * opened
-        weight = norm.weight.float().view(-1, norm.group_size)
-        normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + norm.eps) * weight
-        return (normed * opened if norm.norm_first else normed).reshape(x.shape).to(x.dtype)
 
 
 def _scan(table: Tensor, batch: StateBatch, step: Callable[[Tensor, Tensor], Tensor]) -> None:

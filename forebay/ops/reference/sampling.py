@@ -1,4 +1,5 @@
-"""The definition of `Ops.sample_rows` in torch. Nothing here waits for the device.
+"""The choice of a token in each row of logits: the ops' contracts, and their definitions in torch. No draw waits for
+the device.
 
 Of softmax(logits / temperature) the top_k most likely are kept. Of those the most likely that make up top_p of their
 sum are kept, then of those all with at least min_p times the largest probability. Ties with the least likely that is
@@ -30,6 +31,40 @@ class Draws(NamedTuple):
     top_k: Tensor | None = None
     top_p: Tensor | None = None
     min_p: Tensor | None = None
+
+
+class SamplingOps:
+    """Checks of rows, and the most likely or a drawn token of each, defined in torch."""
+
+    def finite_rows(self, x: Tensor) -> Tensor:
+        """x [T, H] contiguous -> [T] bool: False for a row with a NaN or an infinity."""
+        return x.isfinite().all(dim=-1)
+
+    def argmax_rows(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """logits [S, V] float32 -> ids [S] int64 of each row's first maximum, and finite [S] bool.
+
+        A row with a NaN or +inf, or with nothing but -inf, is not finite; its id is 0.
+        """
+        if logits.shape[0] == 0:
+            return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool)
+        top = logits.amax(dim=-1)  # NaN if any entry is
+        finite = top.isfinite()
+        first = (logits == top.unsqueeze(-1)).to(torch.uint8).argmax(dim=-1)
+        return torch.where(finite, first, torch.zeros_like(first)), finite
+
+    def mask_logits(self, logits: Tensor, at: Tensor, words: Tensor) -> None:
+        """logits [S, V] float32 become -inf in place, in row at[n] where bit j % 32 of words[n, j // 32] is not set.
+
+        at [N] int64, each row once; words [N, V / 32, rounded up] int32, contiguous.
+        """
+        bits = torch.arange(32, dtype=torch.int32, device=words.device)
+        may = ((words.unsqueeze(-1) >> bits) & 1).flatten(1)[:, : logits.shape[1]].bool()
+        logits[at] = logits[at].masked_fill(~may, -torch.inf)
+
+    def sample_rows(self, logits: Tensor, draws: Draws) -> Tensor:
+        """Draw one token per row of logits [S, V] float32 -> ids [S] int64, as this module defines it; 0 for a row
+        that is not finite."""
+        return sample_rows(logits, draws)
 
 
 def sample_rows(logits: Tensor, draws: Draws) -> Tensor:

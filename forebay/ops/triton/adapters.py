@@ -84,7 +84,7 @@ def _expand(
 class TritonAdapters(AdapterOps):
     """See `AdapterOps`. Sums are those of matrix units, which take blocks of tokens whatever their slots are."""
 
-    def add_adapters(self, out: Tensor, x: Tensor, slots: Tensor, table: AdapterTable) -> None:
+    def add(self, out: Tensor, x: Tensor, slots: Tensor, table: AdapterTable) -> None:
         (tokens, k), (num_slots, layers, rank, _) = x.shape, table.a.shape
         if tokens == 0:
             return

@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.ops.linear import LinearWeight
+from forebay.ops.linear import LinearOps, LinearWeight
+from forebay.ops.reference.elementwise import ElementwiseOps
 from forebay.ops.reference.experts import ExpertActivation, ExpertOps, Experts, HeadWeights
 from forebay.ops.triton.launch import kernel
 from forebay.ops.triton.linear import TritonLinearWeight
@@ -124,11 +125,13 @@ def _runs(topk_ids: Tensor, experts: TritonExperts, x: Tensor, *, fp8_inputs: bo
 class TritonExpertOps(ExpertOps):
     """See `ExpertOps`. What decides for a token's experts is the reference's own torch."""
 
-    fp8_inputs: bool
+    def __init__(self, linear: LinearOps, elementwise: ElementwiseOps, *, fp8_inputs: bool = False) -> None:
+        super().__init__(linear, elementwise)
+        self._fp8_inputs = fp8_inputs
 
     def _inputs(self, x: Tensor, w: TritonLinearWeight) -> tuple[Tensor, Tensor | None]:
         """Rows as a weight multiplies them, and their scales in FP8."""
-        return in_fp8(x) if self.fp8_inputs and w.form is not None and w.form.multiplies_fp8 else (x, None)
+        return in_fp8(x) if self._fp8_inputs and w.form is not None and w.form.multiplies_fp8 else (x, None)
 
     def pack_experts(
         self,
@@ -152,7 +155,7 @@ class TritonExpertOps(ExpertOps):
             return out
         choices, n = topk_ids.shape[1], x.shape[1]
         num_rows, inner, outer = len(x) * choices, experts.gate_up[0], experts.down[0]
-        runs = _runs(topk_ids, experts, x, fp8_inputs=self.fp8_inputs)
+        runs = _runs(topk_ids, experts, x, fp8_inputs=self._fp8_inputs)
         hidden = torch.empty(num_rows, inner.out_features, dtype=x.dtype, device=x.device)
         rows, scales = self._inputs(x, inner)
         product(rows, hidden, experts.gate_up_at, inner, num_rows, replace(runs, out_rows=None), scales)

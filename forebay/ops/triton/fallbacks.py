@@ -28,13 +28,26 @@ _LOG: Final = get_logger("ops")
 
 
 def fall_back(ops: Ops, found: dict[str, str]) -> None:
-    """Give each op of `ops` that has kernels its definition as a second way; `found` gets those that took it."""
-    for name in dir(type(ops)):
-        own = getattr(type(ops), name)
-        if name.startswith(("_", "pack_")) or not callable(own) or not own.__module__.startswith(__package__ or ""):
+    """Give each op of `ops` that has kernels its definition as a second way; `found` gets those that took it, by group
+    and name."""
+    for group_name, group in vars(ops).items():
+        if _is_ours(type(group)):
+            _fall_back_in(group, group_name, found)
+
+
+def _fall_back_in(group: Any, group_name: str, found: dict[str, str]) -> None:
+    own_class = type(group)
+    defined_in = next(base for base in own_class.__mro__ if not _is_ours(base))
+    for op in dir(own_class):
+        own, name = getattr(own_class, op), f"{group_name}.{op}"
+        if op.startswith(("_", "pack")) or not callable(own) or not _is_ours(own):
             continue
-        twin = _OF_PACKED.get(name) or functools.partial(getattr(Ops, name), ops)
-        setattr(ops, name, _guarded(name, getattr(ops, name), twin, found))
+        twin = _OF_PACKED.get(name) or functools.partial(getattr(defined_in, op), group)
+        setattr(group, op, _guarded(name, getattr(group, op), twin, found))
+
+
+def _is_ours(thing: Any) -> bool:
+    return thing.__module__.startswith(__package__ or "")
 
 
 def _guarded(name: str, own: Callable[..., Any], twin: Callable[..., Any], found: dict[str, str]) -> Callable[..., Any]:
@@ -91,10 +104,10 @@ def _linear_heads(x: Tensor, heads: TritonHeads | TorchHeads) -> Tensor:
 
 # The definitions of ops that take weights as these ops pack them, or states as they keep them.
 _OF_PACKED: Final[dict[str, Callable[..., Any]]] = {
-    "linear": _linear,
-    "linear_f32": _linear_f32,
-    "fused_experts": _fused_experts,
-    "mamba2_scan": _mamba2_scan,
-    "gated_delta_rule": _gated_delta_rule,
-    "linear_heads": _linear_heads,
+    "linear.apply": _linear,
+    "linear.apply_f32": _linear_f32,
+    "experts.fused_experts": _fused_experts,
+    "recurrence.mamba2_scan": _mamba2_scan,
+    "recurrence.gated_delta_rule": _gated_delta_rule,
+    "experts.linear_heads": _linear_heads,
 }

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from forebay.formats.quantized import LEVELS, CodeFormat, GroupQuantized, Levels, StoredCodes, joined
 from forebay.formats.small_floats import E4M3, E8M0_BIAS
-from forebay.ops.linear import LinearOps, LinearWeight
+from forebay.ops.linear import LinearWeight
+from forebay.ops.reference.linear import TorchLinear
 from forebay.ops.triton.choices import FEW_ROWS, PROBED_ROWS, Choice, Choices, Product, choose, fastest
 from forebay.ops.triton.products import LOW_BITS, in_fp8, product
 
@@ -76,7 +77,7 @@ class TritonParts:
 _PARTS: Final = ("values", "scales", "minimums", "bias", "high", "factors", "minimum_factors")
 
 
-class TritonLinear(LinearOps):
+class TritonLinear(TorchLinear):
     """See `LinearOps`. A dense tensor is kept as it is, not copied: on a GPU no other order is read faster, and there
     may be no room for it twice. So the caller must not change a tensor after packing it.
 
@@ -86,9 +87,10 @@ class TritonLinear(LinearOps):
     def __init__(self, device: torch.device, choices: Choices | None = None, *, fp8_inputs: bool = False) -> None:
         """Without `choices` torch computes dense products, whatever their bits. `fp8_inputs`: inputs of weights in FP8
         are rounded to FP8."""
-        self._device, self._choices, self.fp8_inputs = device, choices, fp8_inputs
+        super().__init__()
+        self._device, self._choices, self._fp8_inputs = device, choices, fp8_inputs
 
-    def pack_linear(
+    def pack(
         self, weight: Tensor, bias: Tensor | None = None, *, inputs: torch.dtype | None = None
     ) -> TritonLinearWeight:
         weight = weight.to(inputs or weight.dtype).contiguous()
@@ -124,20 +126,20 @@ class TritonLinear(LinearOps):
             form, weight.shape[1], values=_plane(codes & (1 << low) - 1, low), high=high, bias=bias, **tensors
         )
 
-    def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
+    def apply(self, x: Tensor, w: LinearWeight) -> Tensor:
         if isinstance(w, TritonParts):
-            return torch.cat([self.linear(x, part) for part in w.parts], dim=1)
+            return torch.cat([self.apply(x, part) for part in w.parts], dim=1)
         assert isinstance(w, TritonLinearWeight), type(w)
         if w.form is None and len(x) > w.own_rows:
             return F.linear(x, w.values, w.bias)
-        return own_product(x, w, x.dtype, fp8_inputs=self.fp8_inputs)
+        return own_product(x, w, x.dtype, fp8_inputs=self._fp8_inputs)
 
-    def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
+    def apply_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
         if isinstance(w, TritonParts):
-            return torch.cat([self.linear_f32(x, part) for part in w.parts], dim=1)
+            return torch.cat([self.apply_f32(x, part) for part in w.parts], dim=1)
         assert isinstance(w, TritonLinearWeight), type(w)
         if w.form is not None or len(x) <= w.own_rows:
-            return own_product(x, w, torch.float32, fp8_inputs=self.fp8_inputs)
+            return own_product(x, w, torch.float32, fp8_inputs=self._fp8_inputs)
         sums = _sums(x, w.values)
         return sums if w.bias is None else sums.add_(w.bias)
 

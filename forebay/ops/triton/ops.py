@@ -13,27 +13,15 @@ from forebay.ops.triton.fallbacks import fall_back
 from forebay.ops.triton.linear import TritonLinear
 from forebay.ops.triton.pictures import TritonPictures
 from forebay.ops.triton.recurrence import TritonRecurrence
-from forebay.ops.triton.rowwise import TritonRowwise
+from forebay.ops.triton.rowwise import TritonElementwise, TritonNorms
 from forebay.ops.triton.sampling import TritonSampling
 from forebay.ops.triton.selection import TritonSelection
 from forebay.ops.triton.steps import TritonSteps
 
 
-class TritonOps(
-    TritonLinear,
-    TritonRowwise,
-    TritonExpertOps,
-    TritonAdapters,
-    TritonAttention,
-    TritonSelection,
-    TritonRecurrence,
-    TritonSampling,
-    TritonSteps,
-    TritonPictures,
-    Ops,
-):
-    """For tensors on `device`. What no class before `Ops` has is the reference's own torch, which waits for the
-    GPU nowhere either."""
+class TritonOps(Ops):
+    """For tensors on `device`. An op without a kernel is the reference's own torch, which waits for the GPU nowhere
+    either."""
 
     def __init__(
         self,
@@ -43,7 +31,18 @@ class TritonOps(
         *,
         fp8_inputs: bool = False,
     ) -> None:
-        Ops.__init__(self, num_threads, name="triton")
-        TritonLinear.__init__(self, torch.device(device), choices, fp8_inputs=fp8_inputs)
+        super().__init__(num_threads, name="triton")
+        self.fp8_inputs = fp8_inputs
         self.product_choices = {} if choices is None else choices.found
+        self.linear = TritonLinear(torch.device(device), choices, fp8_inputs=fp8_inputs)
+        self.elementwise = TritonElementwise()
+        self.norms = TritonNorms()
+        self.experts = TritonExpertOps(self.linear, self.elementwise, fp8_inputs=fp8_inputs)
+        self.adapters = TritonAdapters()
+        self.attention = TritonAttention()
+        self.selection = TritonSelection()
+        self.recurrence = TritonRecurrence()
+        self.sampling = TritonSampling()
+        self.steps = TritonSteps()
+        self.pictures = TritonPictures()
         fall_back(self, self.fallbacks)

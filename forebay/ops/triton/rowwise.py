@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from forebay.ops.reference.elementwise import ElementwiseOps
-from forebay.ops.reference.recurrence import GatedNorm
+from forebay.ops.reference.norms import GatedNorm, NormOps
 from forebay.ops.triton.launch import kernel
 
 _BLOCK: Final = 1024  # entries of a row that one program activates
@@ -185,11 +185,11 @@ def _scale_rows(x, table, rows, x_stride, n, BLOCK: tl.constexpr):
     tl.store(place, values.to(x.dtype.element_ty), mask=live)
 
 
-class TritonRowwise(ElementwiseOps):
-    """See `Ops`."""
+class TritonNorms(NormOps):
+    """See `NormOps`."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """As `Ops.rms_norm`, for x of two or three dimensions with a contiguous last one."""
+        """As `NormOps.rms_norm`, for x of two or three dimensions with a contiguous last one."""
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         n = x.shape[-1]
         inner, inner_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
@@ -209,7 +209,7 @@ class TritonRowwise(ElementwiseOps):
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """As `Ops.add_rms_norm`: `residual` is updated in place, and a new tensor has the norm."""
+        """As `NormOps.add_rms_norm`: `residual` is updated in place, and a new tensor has the norm."""
         n = x.shape[-1]
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         _add_rms_norm[(x.shape[0],)](
@@ -218,7 +218,7 @@ class TritonRowwise(ElementwiseOps):
         return out
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """As `Ops.layer_norm`, for x with a contiguous last dimension."""
+        """As `NormOps.layer_norm`, for x with a contiguous last dimension."""
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         n = x.shape[-1]
         inner, inner_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
@@ -240,7 +240,7 @@ class TritonRowwise(ElementwiseOps):
         return out
 
     def gated_rms_norm(self, x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
-        """As `RecurrenceOps.gated_rms_norm`, by one program for each group of each row."""
+        """As `NormOps.gated_rms_norm`, by one program for each group of each row."""
         width, group_size = x.shape[1], norm.group_size
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         _gated_rms_norm[(x.shape[0], width // group_size)](
@@ -260,6 +260,10 @@ class TritonRowwise(ElementwiseOps):
             num_warps=_warps(group_size),
         )
         return out
+
+
+class TritonElementwise(ElementwiseOps):
+    """See `ElementwiseOps`."""
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         return _gated(x, _SILU)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.ops.reference.sampling import Draws
+from forebay.ops.reference.sampling import Draws, SamplingOps
 from forebay.ops.triton.launch import kernel
 
 _BLOCK: Final = 4096  # logits that one program looks at together
@@ -154,11 +154,11 @@ def _sample_rows(
     tl.store(ids + row, tl.where(first < vocab, first, tl.max(last, 0)).to(tl.int64))
 
 
-class TritonSampling:
-    """See `Ops`."""
+class TritonSampling(SamplingOps):
+    """See `SamplingOps`."""
 
     def argmax_rows(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """As `Ops.argmax_rows`, by one program per row."""
+        """As `SamplingOps.argmax_rows`, by one program per row."""
         rows, vocab = logits.shape
         ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
         finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
@@ -166,13 +166,13 @@ class TritonSampling:
         return ids, finite
 
     def mask_logits(self, logits: Tensor, at: Tensor, words: Tensor) -> None:
-        """As `Ops.mask_logits`: masked entries of `logits` become -inf in place."""
+        """As `SamplingOps.mask_logits`: masked entries of `logits` become -inf in place."""
         (rows, width), vocab = words.shape, logits.shape[1]
         block = _block(vocab)
         _mask_logits[(rows, triton.cdiv(vocab, block))](logits, at, words, vocab, width, BLOCK=block, num_warps=_WARPS)
 
     def sample_rows(self, logits: Tensor, draws: Draws) -> Tensor:
-        """As `Ops.sample_rows`, without a sort: thresholds are found by bisection over the bits of weights."""
+        """As `SamplingOps.sample_rows`, without a sort: thresholds are found by bisection over the bits of weights."""
         rows, vocab = logits.shape
         ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
         _sample_rows[(rows,)](

@@ -56,7 +56,7 @@ class FrozenStep:
         placed = forward.place(batch, inputs.num_rows)
         # Of the last token there is no KV yet; of the padding row there is none at all.
         placed = placed._replace(seq_lens=(placed.seq_lens - 1).clamp(min=1))
-        token_ids = forward.ops.gather(forward.rows.last_tokens, rows)
+        token_ids = forward.ops.steps.gather(forward.rows.last_tokens, rows)
         tokens = StepTokens(input_ids=token_ids, batch=batch, placed=placed)
         ctx, hidden = forward.context(tokens), self._kept[_HIDDEN].index_select(0, rows)
         x = assistant.forward(ctx, forward.model.embed(token_ids), hidden)
@@ -98,7 +98,7 @@ class FrozenDraft:
     def before(self, plan: StepPlan, inputs: Sections) -> None:
         if plan.width > 1:
             rows = inputs["req_pool_indices"]
-            self._lens = self._ops.gather(self._rows.kv_lens, rows)
+            self._lens = self._ops.steps.gather(self._rows.kv_lens, rows)
             self.runners[plan.width - 2].run({"drafting_rows": rows}, plan.num_seqs)
 
     def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, seen: Tensor) -> None:
@@ -106,7 +106,7 @@ class FrozenDraft:
         rows = inputs["req_pool_indices"]
         q_start = inputs["q_start"] if "q_start" in inputs else self._counts[: plan.num_seqs + 1]
         if plan.width > 1:
-            num_new = self._ops.gather(self._rows.kv_lens, rows) - self._lens
+            num_new = self._ops.steps.gather(self._rows.kv_lens, rows) - self._lens
         else:
             num_new = q_start.diff().long()
         self.keep(rows, seen, q_start, num_new)

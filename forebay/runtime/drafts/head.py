@@ -72,14 +72,14 @@ class Head:
 
     def begin(self, rows: Tensor, column: str) -> None:
         """`column` becomes the length that these rows [S] have now."""
-        self.ops.scatter(self.kept[column], rows, self.ops.gather(self.rows.kv_lens, rows))
+        self.ops.steps.scatter(self.kept[column], rows, self.ops.steps.gather(self.rows.kv_lens, rows))
 
     def context(
         self, batch: Batch, lens: Tensor, next_ids: Tensor, rope_positions: Tensor | None = None
     ) -> ForwardContext:
         """Return the context of the tokens behind the `lens` [R] tokens of their rows, where next_ids [T] come behind
         each. `rope_positions` as of `StepTokens`."""
-        placed = self.ops.place_tokens(*batch, lens, self.forward.pages, len(next_ids))
+        placed = self.ops.steps.place_tokens(*batch, lens, self.forward.pages, len(next_ids))
         tokens = StepTokens(input_ids=next_ids, batch=batch, placed=placed, rope_positions=rope_positions)
         return self.forward.context(tokens)
 
@@ -87,11 +87,11 @@ class Head:
 def clear_not_finite(ops: Ops, layers: Sequence[KvCache], ctx: ForwardContext, computed: Tensor) -> None:
     """Zero the KV that a drafter wrote for tokens whose `computed` [T, H] is not finite. The prefix cache adopts it
     unseen if the model's own is finite, and drafts behind it would never be accepted (C30, decision 14)."""
-    finite = ops.finite_rows(computed)
+    finite = ops.sampling.finite_rows(computed)
     for layer in layers:
         for table in layer:
             if table is not None:
-                ops.clear_rows(table, ctx.full.out_cache_loc, finite)
+                ops.drafting.clear_rows(table, ctx.full.out_cache_loc, finite)
 
 
 class DraftStep:
@@ -105,14 +105,14 @@ class DraftStep:
         head, ops, counts = self.head, self.head.ops, inputs.num_drafts
         rows, lens = inputs.drafting_rows, head.kept["lens"]
         head.begin(rows, "lens")
-        hidden = ops.gather_rows(head.kept["hidden"], rows)
+        hidden = ops.drafting.gather_rows(head.kept["hidden"], rows)
         for column in range(self._most):
             token_ids = head.drafter.token_ids(hidden)
-            rows = ops.keep_drafts(token_ids, rows, counts, column, head.rows.draft_tokens)
+            rows = ops.drafting.keep_drafts(token_ids, rows, counts, column, head.rows.draft_tokens)
             if column + 1 < self._most:
                 batch = Batch(rows, head.counts[: inputs.num_rows + 1])
                 hidden = head.drafter.draft(head.context(batch, lens, token_ids), token_ids, hidden)
-                ops.advance(lens, *batch)
+                ops.steps.advance(lens, *batch)
         return Drafted(token_ids)
 
 
@@ -140,13 +140,15 @@ class FollowStep:
         head, ops = self.head, self.head.ops
         batch = Batch(inputs["req_pool_indices"], inputs.sequences.q_start)
         starts, seen = head.kept["starts"], inputs["seen"]
-        positions = ops.place_tokens(*batch, starts, head.forward.pages, len(seen)).positions
-        next_ids, ends = ops.follow(inputs["input_ids"], positions, *batch, head.forward.known, head.vocab_size)
+        positions = ops.steps.place_tokens(*batch, starts, head.forward.pages, len(seen)).positions
+        next_ids, ends = ops.drafting.follow(
+            inputs["input_ids"], positions, *batch, head.forward.known, head.vocab_size
+        )
         given = inputs["rope_positions"] if head.rows.rope_delta is not None else None
         ctx = head.context(batch, starts, next_ids, given)
         followed = head.drafter.follow(ctx, next_ids, seen)
         clear_not_finite(ops, head.layers, ctx, followed)
-        ops.scatter_rows(head.kept["hidden"], batch.rows, ops.gather_rows(followed, ends))
+        ops.drafting.scatter_rows(head.kept["hidden"], batch.rows, ops.drafting.gather_rows(followed, ends))
         head.begin(batch.rows, "starts")
         return Followed(followed)
 
@@ -224,7 +226,7 @@ class DraftHead:
         if "built_rows" in inputs:
             head.kept["starts"].index_copy_(0, inputs["built_rows"], inputs["built_lens"])
         if "chunk_rows" in inputs:
-            head.ops.scatter(head.rows.last_tokens, inputs["chunk_rows"], inputs["chunk_next"])
+            head.ops.steps.scatter(head.rows.last_tokens, inputs["chunk_rows"], inputs["chunk_next"])
         bounds = inputs["q_start"] if "q_start" in inputs else head.counts[: len(rows) + 1]
         if not self.follow.captured(len(seen)):
             input_ids, seen = input_ids.clone(), seen.clone()

@@ -55,7 +55,7 @@ class DraftingModel:
 
     def hidden(self, batch: Batch, input_ids: Tensor) -> Tensor:
         """Return the hidden states [T, H] of input_ids [T], behind the `lens` tokens of their rows. Writes KV."""
-        placed = self.ops.place_tokens(*batch, self.kept["lens"], self.forward.pages, len(input_ids))
+        placed = self.ops.steps.place_tokens(*batch, self.kept["lens"], self.forward.pages, len(input_ids))
         tokens = StepTokens(input_ids=input_ids, batch=batch, placed=placed)
         ctx = self.forward.context(tokens)
         hidden = self.model.forward(ctx, input_ids)
@@ -76,12 +76,12 @@ class DraftStep:
         drafting, ops, n = self._drafting, self._drafting.ops, inputs.num_rows
         rows, lens = inputs.drafting_rows, drafting.kept["lens"]
         batch = Batch(rows, self._begins[: n + 1])
-        input_ids = ops.decode_ids(*batch, drafting.last_two, 2 * n, drafting.vocab_size)
-        hidden = ops.gather_rows(drafting.hidden(batch, input_ids), self._seconds[:n])
+        input_ids = ops.steps.decode_ids(*batch, drafting.last_two, 2 * n, drafting.vocab_size)
+        hidden = ops.drafting.gather_rows(drafting.hidden(batch, input_ids), self._seconds[:n])
         for column in range(self._most):
-            ops.advance(lens, *batch)
-            token_ids = ops.argmax_rows(drafting.model.logits(hidden))[0]
-            rows = ops.keep_drafts(token_ids, rows, inputs.num_drafts, column, drafting.rows.draft_tokens)
+            ops.steps.advance(lens, *batch)
+            token_ids = ops.sampling.argmax_rows(drafting.model.logits(hidden))[0]
+            rows = ops.drafting.keep_drafts(token_ids, rows, inputs.num_drafts, column, drafting.rows.draft_tokens)
             if column + 1 < self._most:
                 batch = Batch(rows, drafting.counts[: n + 1])
                 hidden = drafting.hidden(batch, token_ids)
@@ -146,8 +146,8 @@ class DraftModel:
             self.drafting.kept["before_last"].index_copy_(0, inputs["built_rows"], inputs["built_before"])
         rows = inputs["req_pool_indices"][plan.num_extends :]
         if plan.num_decodes:
-            self._lens = self.drafting.ops.gather(self.drafting.rows.kv_lens, rows)
-            self.drafting.ops.scatter(self.drafting.kept["lens"], rows, self._lens - 1)
+            self._lens = self.drafting.ops.steps.gather(self.drafting.rows.kv_lens, rows)
+            self.drafting.ops.steps.scatter(self.drafting.kept["lens"], rows, self._lens - 1)
             columns = {"drafting_rows": rows, **inputs.of(["num_drafts"])}
             self.drafts[plan.width - 1].run(columns, plan.num_decodes)
 
@@ -158,11 +158,11 @@ class DraftModel:
         bounds = inputs["q_start"] if "q_start" in inputs else self.drafting.counts[: plan.num_seqs + 1]
         num_stay = bounds.diff().long()
         if plan.width > 1:
-            num_stay = ops.gather(self.drafting.rows.kv_lens, rows) - self._lens
+            num_stay = ops.steps.gather(self.drafting.rows.kv_lens, rows) - self._lens
         last = (bounds[:-1] + num_stay - 1).clamp(min=0)  # the padding row may have come from any length
-        ops.scatter(kept["before_last"], rows, input_ids.index_select(0, last))
+        ops.steps.scatter(kept["before_last"], rows, input_ids.index_select(0, last))
         if num := plan.num_extends:
-            ops.scatter(kept["lens"], rows[:num], inputs["starts"])
+            ops.steps.scatter(kept["lens"], rows[:num], inputs["starts"])
             known = inputs["input_ids"]
             columns = {"input_ids": known, "req_pool_indices": rows[:num], "q_ends": bounds[1 : num + 1]}
             self.prompts.run(columns, len(known))

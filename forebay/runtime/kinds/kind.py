@@ -96,4 +96,4 @@ class PageMap:
 
     def paged(self, full: PagedKv) -> PagedKv:
         """Return the pages and locations of this kind for the step of `full`."""
-        return full.mapped(self._map, self._ops.map_locations(full.out_cache_loc, self._map, full.page_size))
+        return full.mapped(self._map, self._ops.steps.map_locations(full.out_cache_loc, self._map, full.page_size))

@@ -99,7 +99,7 @@ class HisparseCoordinator(DeviceKind):
         if positions is None:
             positions = seq_lens.long() - 1
         page_map, rows = self._cache.page_maps[self.name], tiers.rows
-        places = self._ops.bind_newest(
+        places = self._ops.tiers.bind_newest(
             out_cache_loc, positions, req_pool_indices, q_start, page_map, rows["active"], rows["newest"], tiers.layout
         )
         return TierStep(

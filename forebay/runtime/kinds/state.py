@@ -102,7 +102,7 @@ class RecurrentStates(DeviceKind):
         match shape:
             case Shape.DECODES:
                 slots, lens = columns["mamba_track_indices"], columns["mamba_track_lens"]
-                due = self._ops.due(slots, q_start[1:], lens, positions)
+                due = self._ops.steps.due(slots, q_start[1:], lens, positions)
                 return States(_batch(columns, positions, q_start, q_start[1:], q_start, q_start[1:], due))
             case Shape.DRAFTS:
                 # No state follows these tokens: the ops are recorded, and run again for those that are accepted.
@@ -111,7 +111,7 @@ class RecurrentStates(DeviceKind):
                 return States(replace(batch, write_slots=columns["write_slots"]), ran=[])
             case Shape.TOKENS:
                 slots, ends, lens = (columns[name] for name in ("snap_slots", "snap_ends", "snap_lens"))
-                due = self._ops.due(slots, ends, lens, positions)
+                due = self._ops.steps.due(slots, ends, lens, positions)
                 return States(_batch(columns, positions, q_start, q_start[1:], columns["snap_start"], ends, due))
 
     def layer_input(self, full: PagedKv, inputs: States | None) -> States:
@@ -123,7 +123,7 @@ class RecurrentStates(DeviceKind):
 
     def settle(self, inputs: States, columns: Columns, q_start: Tensor, positions: Tensor, num_new: Tensor) -> None:
         wishes = columns["mamba_track_lens"], columns["mamba_track_indices"]
-        stops = self._ops.accepted_stops(q_start, num_new, positions, columns["write_slots"], *wishes)
+        stops = self._ops.steps.accepted_stops(q_start, num_new, positions, columns["write_slots"], *wishes)
         q_stop, ends, due = stops
         batch = _batch(columns, positions, q_start, q_stop, self._counts, ends, due)
         for op in inputs.ran or ():

@@ -39,7 +39,7 @@ class Chooser:
                 logits = logits.clone()
             self._mask(logits, masked)
         if masked is not None or logits is not raw.logits:
-            ids, finite = self._ops.argmax_rows(logits)
+            ids, finite = self._ops.sampling.argmax_rows(logits)
         if wants & Wants.DRAW:
             ids = self._draw(logits, ids, shape.next_positions(step, computed), step.inputs, wants)
         chosen = GreedyTokens(ids, finite, logits)
@@ -63,7 +63,7 @@ class Chooser:
             raise IndexOutOfPool(f"masks are {list(words.shape)}, and the step's are {list(expected)}")
         if logits.is_cuda:
             at, words = (each.pin_memory().to(logits.device, non_blocking=True) for each in (at, words))
-        self._ops.mask_logits(logits, at, words)
+        self._ops.sampling.mask_logits(logits, at, words)
 
     def _draw(self, logits: Tensor, greedy: Tensor, lens: Tensor, inputs: Sections, wants: Wants) -> Tensor:
         rows, which = inputs["sample_rows"], inputs["drawing"]

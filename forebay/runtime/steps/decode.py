@@ -39,7 +39,7 @@ class DecodeStep:
         n = inputs.num_rows
         forward, batch = self._forward, Batch(inputs["req_pool_indices"], self._counts[: n + 1])
         placed = forward.place(batch, n)
-        input_ids = forward.ops.gather(forward.rows.last_tokens, batch.rows)
+        input_ids = forward.ops.steps.gather(forward.rows.last_tokens, batch.rows)
         kinds = forward.kind_inputs(Shape.DECODES, inputs, batch, placed)
         tokens = StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds)
         return forward.decode(tokens, lambda chosen: forward.accept(chosen, placed.positions, batch))

@@ -158,7 +158,7 @@ class ExtendShape(StepShape):
         return inputs.of(self.padded) | computed
 
     def next_positions(self, step: Step, computed: Computed) -> Tensor:
-        return self._forward.ops.gather(self._forward.rows.kv_lens, step.inputs["sample_rows"])
+        return self._forward.ops.steps.gather(self._forward.rows.kv_lens, step.inputs["sample_rows"])
 
     def outcome(self, chosen: GreedyTokens, step: Step, computed: Computed) -> list[Tensor]:
         """Return an id of each sequence [S], any value if nothing is sampled. The values that a chunk leaves in the

@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 class StepTokens:
     """The tokens of all sequences, one sequence after the other, on the device. `kinds` are the inputs of the kinds of
     cache, by name; empty in steps of draft models and heads. `encoded_rows` and `ahead` are `rows` and `ahead` of
-    `PictureRows`; None in steps without pictures. `rope_positions` are given as to `Ops.rope_positions`."""
+    `PictureRows`; None in steps without pictures. `rope_positions` are given as to `StepOps.rope_positions`."""
 
     input_ids: Tensor  # [T] int64
     batch: Batch
@@ -107,7 +107,7 @@ class Forward:
 
     def place(self, batch: Batch, num_tokens: int) -> Placement:
         """Compute the places of the step's tokens: the first operation of a step."""
-        return self.ops.place_tokens(*batch, self.rows.kv_lens, self.pages, num_tokens)
+        return self.ops.steps.place_tokens(*batch, self.rows.kv_lens, self.pages, num_tokens)
 
     def kind_inputs(self, shape: Shape, columns: Columns, batch: Batch, placed: Placement) -> dict[str, Any]:
         """Return what each kind of cache needs of the step, by its name."""
@@ -126,13 +126,13 @@ class Forward:
         others = {kind.name: kind.layer_input(full, tokens.kinds.get(kind.name)) for kind in self.kinds}
         placed, adapters = tokens.placed, None
         if self.rows.adapter is not None and self.model.adapters is not None:
-            adapters = self.ops.of_tokens(self.rows.adapter, *tokens.batch, len(placed.positions))
+            adapters = self.ops.steps.of_tokens(self.rows.adapter, *tokens.batch, len(placed.positions))
         pictures = None
         if self.encodings is not None and tokens.encoded_rows is not None:
             pictures = PictureRows(self.encodings.rows, tokens.encoded_rows, tokens.ahead)
         rotary = None
         if (deltas := self.rows.rope_delta) is not None:
-            rotary = self.ops.rope_positions(placed.positions, tokens.rope_positions, *tokens.batch, deltas)
+            rotary = self.ops.steps.rope_positions(placed.positions, tokens.rope_positions, *tokens.batch, deltas)
         return ForwardContext(
             positions=placed.positions,
             rope_positions=rotary,
@@ -146,8 +146,8 @@ class Forward:
         """Return the hidden state of each token, and whether it is finite. The rows have come further by all of
         them."""
         hidden, seen = self._run(tokens)
-        finite = self.ops.finite_rows(hidden)
-        self.ops.advance(self.rows.kv_lens, *tokens.batch)
+        finite = self.ops.sampling.finite_rows(hidden)
+        self.ops.steps.advance(self.rows.kv_lens, *tokens.batch)
         return HiddenStates(hidden, finite, seen)
 
     def _run(self, tokens: StepTokens) -> tuple[Tensor, Tensor]:
@@ -160,7 +160,7 @@ class Forward:
     def greedy(self, hidden: Tensor) -> GreedyTokens:
         """Behind hidden [N, H]."""
         logits = self.model.logits(hidden)
-        return GreedyTokens(*self.ops.argmax_rows(logits), logits)
+        return GreedyTokens(*self.ops.sampling.argmax_rows(logits), logits)
 
     def decode(self, tokens: StepTokens, settle: Callable[[GreedyTokens], Tensor]) -> Decoded:
         """Run decodes; `settle` is given what they choose and says how many tokens of each sequence that makes [S]."""
@@ -169,5 +169,5 @@ class Forward:
         return Decoded(*chosen, tokens.input_ids, tokens.placed.positions, seen, settle(chosen))
 
     def accept(self, chosen: GreedyTokens, positions: Tensor, batch: Batch) -> Tensor:
-        """See `Ops.accept`."""
-        return self.ops.accept(chosen.token_ids, chosen.finite, positions, *batch, self.known)
+        """See `StepOps.accept`."""
+        return self.ops.steps.accept(chosen.token_ids, chosen.finite, positions, *batch, self.known)

@@ -78,7 +78,7 @@ class StepShape(ABC):
     def accept(self, chosen: GreedyTokens, step: Step, computed: Computed) -> None:
         """Write `chosen` to `RequestRows` in place of the greedy tokens, and to `computed.num_new` how many stay."""
         rows = self._forward.rows
-        self._forward.ops.scatter(rows.last_tokens, step.inputs["sample_rows"], chosen.token_ids)
+        self._forward.ops.steps.scatter(rows.last_tokens, step.inputs["sample_rows"], chosen.token_ids)
 
     def spans(self, step: Step) -> list[Span]:
         """Return the sampled positions of each row."""

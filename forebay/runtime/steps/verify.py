@@ -71,7 +71,7 @@ class VerifyStep:
         forward, num_tokens = self._forward, inputs.num_rows
         batch = Batch(inputs["req_pool_indices"], inputs.sequences.q_start)
         placed = forward.place(batch, num_tokens)
-        input_ids = forward.ops.decode_ids(*batch, forward.known, num_tokens, self._vocab_size)
+        input_ids = forward.ops.steps.decode_ids(*batch, forward.known, num_tokens, self._vocab_size)
         kinds = forward.kind_inputs(Shape.DRAFTS, inputs, batch, placed)
         tokens = StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds)
         decoded = forward.decode(tokens, lambda chosen: forward.accept(chosen, placed.positions, batch))
