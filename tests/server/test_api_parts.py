@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from forebay.base.errors import InvalidRequest
-from forebay.requests.updates import CacheReport
+from forebay.requests.updates import CacheReport, MemoryReport
 from forebay.server.api import fields_by_route
 from forebay.server.api.anthropic.messages_request import MessagesRequest
 from forebay.server.api.core import dialect, generation, pooled
@@ -151,9 +151,9 @@ def report(**changes: Any) -> CacheReport:
 def test_cache_usage_sums_tokens_and_takes_the_rest_of_the_first_prompt() -> None:
     first = report(cached_tokens=4, kv_tokens=8, resumable={"state": 6}, tiers={"host": 3})
     second = report(cached_tokens=10, kv_tokens=20, resumable={"state": 16}, tiers={"host": 5})
-    memories: Any = [
-        SimpleNamespace(retractions=1, recomputed_tokens=7, checkpoints=[1]),
-        SimpleNamespace(retractions=2, recomputed_tokens=30, checkpoints=[2]),
+    memories = [
+        MemoryReport(retractions=1, recomputed_tokens=7, checkpoints=[1]),
+        MemoryReport(retractions=2, recomputed_tokens=30, checkpoints=[2]),
     ]
     usage = cache_usage([first, second], None, memories)  # type: ignore[arg-type]
     assert (usage.cached_tokens, usage.matched_tokens) == (14, {"kv": 28, "state": 22})
