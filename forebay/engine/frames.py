@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from forebay.config.engine_config import EngineConfig
+from forebay.memory.ghosts import Reuse
 from forebay.memory.radix_node import OPERATOR, Branch
 from forebay.memory.retention import RetentionRequest
 from forebay.requests.pictures import Picture
@@ -92,6 +93,12 @@ class GetTree(msgspec.Struct, frozen=True, tag="get_tree"):
 
     serial: int = 0
     begin: bool = False
+
+
+class GetReuse(msgspec.Struct, frozen=True, tag="get_reuse"):
+    """Ask what more memory would bring the prefix cache; answered by a `ReuseReport`."""
+
+    serial: int = 0
 
 
 class Release(msgspec.Struct, frozen=True, tag="release", kw_only=True):
@@ -235,6 +242,15 @@ class TreePart(msgspec.Struct, frozen=True, tag="tree_part"):
     is_cut: bool = False
 
 
+class ReuseReport(msgspec.Struct, frozen=True, tag="reuse"):
+    """The reuse of the prefix cache by tenant: measured, and estimated for more memory. `tiers` has the bytes of each
+    tier; it is empty if nothing is cached."""
+
+    answers: int
+    tiers: dict[str, int]
+    tenants: dict[str, Reuse]
+
+
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
     """Sent about every second by a thread that does nothing else: while these arrive, the process runs.
 
@@ -335,6 +351,7 @@ ToEngine = (
     | SaveCache
     | GetState
     | GetTree
+    | GetReuse
     | Release
     | Resume
     | UpdateWeights
@@ -343,4 +360,4 @@ ToEngine = (
     | CheckTransfers
     | Shutdown
 )
-FromEngine = Ready | Updates | State | TreePart | Beat | Dead
+FromEngine = Ready | Updates | State | TreePart | ReuseReport | Beat | Dead

@@ -88,7 +88,7 @@ class Retention:
 
     def retain(self, match: Match, node: Node, tenant: str, ttl_s: float, now: float) -> Retained | NotKept:
         """Retain the prefix that `match` found, which ends at `node`, until `ttl_s` after `now`. If it is retained for
-        as long already, that is extended, whoever is charged for it."""
+        as long already, that is extended, also if another tenant is charged for it."""
         found = self._at.get(node)
         if found is None or found.ttl_s < ttl_s:
             pages = match.pages

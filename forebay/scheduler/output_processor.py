@@ -176,6 +176,7 @@ class OutputProcessor:
         else:
             self.memory.allocator.release(req, None if failed else held.kv_committed)
             checkpoints = self.memory.prefixes.checkpoints(held.pin)
+        self.memory.record_reuse(req)
         kept = self.memory.prefixes.retain_at_end(req, self.queues.now)
         if req.retentions:
             self.counters["prefixes_not_kept" if kept[-1] else "prefixes_kept"] += 1

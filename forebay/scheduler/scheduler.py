@@ -290,6 +290,8 @@ class Scheduler:
         """Begin to drop every prefix that no request holds, and return the number of their pages. `continue_flush`,
         to be called between steps, does the rest."""
         self.memory.tiers.clear()
+        if self.pools.ghosts is not None:
+            self.pools.ghosts.clear()
         count = self.pools.cache.begin_flush()
         self.continue_flush()
         return count

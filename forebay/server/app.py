@@ -39,6 +39,7 @@ from forebay.server.admin import (
     transfers,
     tree,
     weights,
+    what_if,
 )
 from forebay.server.admin.metrics import Metrics
 from forebay.server.api import tokens
@@ -86,6 +87,7 @@ ROUTES: Final[tuple[Route[ServerContext], ...]] = (
     *slots.ROUTES,
     *state.ROUTES,
     *tree.ROUTES,
+    *what_if.ROUTES,
     *occupation.ROUTES,
     *transfers.ROUTES,
     *adapters.ROUTES,

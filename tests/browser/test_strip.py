@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from playwright.sync_api import Page, expect
 
-from forebay.engine.frames import Occupied, State
+from forebay.engine.frames import Occupied, ReuseReport, State
+from forebay.memory.ghosts import Reuse
 from forebay.memory.radix_node import Branch
 from forebay.requests.updates import CacheReport, MemoryReport, MissReason
 from tests.browser.conftest import ENDING, Open, Watch
@@ -192,6 +193,18 @@ def test_each_reason_is_said_in_words(open_console: Open, page: Page) -> None:
     )
     assert len(said) == 2 * len(MissReason)
     assert [words for words in said if "_" in words or not words] == []
+
+
+def test_more_memory_is_shown_with_what_it_would_bring(open_console: Open, page: Page) -> None:
+    found = {"a": Reuse(1000, 610, {"device": [600, 770, 800]}), "b": Reuse(0, 0, {"device": [0, 0, 0]})}
+    open_console("fine").engine.reuse_report = ReuseReport(0, {"device": 8 << 30}, found)
+    page.locator("#branches > summary").click()
+    expect(page.locator("#what-if > li")).to_have_text(
+        [
+            "+8 GiB: 61 to 78 % of prompt tokens reused",
+            "+24 GiB: 61 to 81 % of prompt tokens reused",
+        ]
+    )
 
 
 def test_ten_thousand_branches_are_shown_largest_first_and_a_few_at_a_time(open_console: Open, page: Page) -> None:

@@ -10,6 +10,20 @@ _SCHEDULER: Final = "scheduler/test_retention.py::"
 
 RETENTION = (
     Mutant(
+        "C29 a user sees the estimate of their own key alone",
+        "server/admin/what_if.py",
+        "        if tenant.is_admin or name == tenant.name\n",
+        "",
+        "server/test_what_if.py::test_c29_what_if_a_user_sees_their_own_key_and_an_admin_all",
+    ),
+    Mutant(
+        "C20 what a larger cache would reuse is estimated as that cache would",
+        "memory/ghosts.py",
+        "self._table.place[at].astype(np.int64) - self._first[request]\n        return distances",
+        "self._table.place[at].astype(np.int64)\n        return distances",
+        "memory/test_ghosts.py::test_ghosts_estimate_what_caches_of_twice_and_four_times_the_size_reuse",
+    ),
+    Mutant(
         "C8 retention ends at its time",
         "scheduler/scheduler.py",
         "            self.pools.cache.retention.expire(now)\n",

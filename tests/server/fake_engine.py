@@ -12,7 +12,7 @@ import numpy as np
 
 from forebay.base.errors import Conflict, NotFound, Unavailable
 from forebay.base.room import Room
-from forebay.engine.frames import Beat, Checked, LoadedAdapter, Ready, State, TreePart, Updates
+from forebay.engine.frames import Beat, Checked, LoadedAdapter, Ready, ReuseReport, State, TreePart, Updates
 from forebay.engine.stream import Receiver
 from forebay.memory.radix_node import OPERATOR, Branch
 from forebay.memory.retention import RetentionRequest
@@ -165,6 +165,7 @@ class FakeEngine:
         self.speculation: SpeculationReport | None = None  # of every request
         self.memory: MemoryReport | None = None
         self.branches: list[Branch] = []
+        self.reuse_report = ReuseReport(0, {}, {})
         self.kinds: list[str] = []
         self.aborted: list[int] = []
         self.flushed = 0
@@ -284,6 +285,9 @@ class FakeEngine:
 
     async def tree(self, *, begin: bool) -> TreePart:
         return TreePart(0, self.branches, self.kinds)
+
+    async def answer_to(self, question: type[object]) -> ReuseReport:
+        return self.reuse_report
 
     async def ask(self, question: type[object]) -> State:
         return await self.state()

@@ -53,7 +53,9 @@ def test_every_declared_route_is_served() -> None:
 def test_routes_with_totals_of_all_tenants_are_declared_so() -> None:
     """A route that counts over all clients is for an admin key if prefix caches are kept apart (C29)."""
     of = {access: {each.path for each in ROUTES if each.access is access} for access in Access}
-    assert of[Access.TOTALS] == {"/metrics", "/slots", "/debug/state", "/debug/tree"}
+    assert of[Access.TOTALS] == {
+        *("/metrics", "/slots", "/debug/state", "/debug/tree", "/debug/cache/what-if"),
+    }
     assert of[Access.PROBE] == {"/health"}
     assert of[Access.MEMBER] == {"/ready", "/server_info"}
     assert of[Access.CLUSTER] == of[Access.FILE] == set()

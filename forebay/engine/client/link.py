@@ -20,6 +20,7 @@ from forebay.engine.frames import (
     Dead,
     FromEngine,
     Ready,
+    ReuseReport,
     Shutdown,
     State,
     ToEngine,
@@ -179,7 +180,7 @@ class EngineLink:
                 case State():
                     self._note(frame)
                     self._questions.answer(frame)
-                case TreePart():
+                case TreePart() | ReuseReport():
                     self._questions.answer(frame)
                 case Beat():
                     self.last_beat = frame

@@ -11,11 +11,13 @@ from forebay.base.errors import Unavailable
 from forebay.engine.frames import (
     CheckTransfers,
     FlushCache,
+    GetReuse,
     GetState,
     GetTree,
     LoadAdapter,
     Release,
     Resume,
+    ReuseReport,
     SaveCache,
     State,
     ToEngine,
@@ -27,6 +29,7 @@ from forebay.engine.frames import (
 Question = (
     GetState
     | GetTree
+    | GetReuse
     | FlushCache
     | SaveCache
     | Release
@@ -59,7 +62,7 @@ class Questions:
         finally:
             del self._answers[serial]
 
-    def answer(self, frame: State | TreePart) -> None:
+    def answer(self, frame: State | TreePart | ReuseReport) -> None:
         """Take an answer. A frame without a question, or whose question was cancelled, is dropped."""
         answer = self._answers.get(frame.answers)
         if answer is not None and not answer.done():

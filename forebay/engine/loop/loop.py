@@ -23,6 +23,7 @@ from forebay.engine.frames import (
     Checked,
     CheckTransfers,
     FlushCache,
+    GetReuse,
     GetState,
     GetTree,
     LoadAdapter,
@@ -36,7 +37,7 @@ from forebay.engine.frames import (
     UpdateWeights,
 )
 from forebay.engine.loop.core import EngineCore
-from forebay.engine.loop.surveys import Surveys
+from forebay.engine.loop.surveys import Surveys, of_cache
 from forebay.engine.stream import failed
 from forebay.requests.updates import Failure, Update
 
@@ -245,8 +246,8 @@ class EngineLoop:
                 self._flush_or_save(frame)
             case GetState():
                 self._send_state(frame.serial)
-            case GetTree():
-                self._channel.send(self._surveys.part(frame, self._clock()))
+            case GetTree() | GetReuse():
+                self._channel.send(of_cache(frame, self._surveys, self._core.scheduler, self._clock()))
             case Release() | Resume() | UpdateWeights():
                 self._core.sleeper.handle(frame)
             case LoadAdapter() | UnloadAdapter() if self._core.adapters:

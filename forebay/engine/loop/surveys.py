@@ -1,4 +1,5 @@
-"""The prefix cache for viewers, a part for each question, so that no step waits for more than one part."""
+"""The prefix cache for viewers, a part for each question, so that no step waits for more than one part; and what more
+memory would bring it."""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from forebay.engine.frames import GetTree, TreePart
+from forebay.engine.frames import GetReuse, GetTree, ReuseReport, TreePart
+from forebay.memory.kv_allocator import KV
 from forebay.memory.pictures import Pictures
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import Branch
 from forebay.memory.radix_survey import survey
+from forebay.scheduler.scheduler import Scheduler
 
 NODES_PER_PART: Final = 128  # about a third of a millisecond
 MAX_PARTS: Final = 512  # of a tree; the rest of a larger one is not shown
@@ -70,3 +73,18 @@ class Surveys:
         """Return how long ago a use was, at least; 0 for one since the last note."""
         at = bisect_left(self._clocks, used)
         return max(0.0, self._now - self._times[at]) if at < len(self._times) else 0.0
+
+
+def of_cache(
+    question: GetTree | GetReuse, surveys: Surveys, scheduler: Scheduler, now: float
+) -> TreePart | ReuseReport:
+    """Return the answer to a question about the prefix cache: the next part of its tree, or what more memory would
+    bring it."""
+    if isinstance(question, GetTree):
+        return surveys.part(question, now)
+    ghosts = scheduler.pools.ghosts
+    if ghosts is None:
+        return ReuseReport(question.serial, {}, {})
+    page_bytes = scheduler.config.kinds.slot_bytes.get(KV, 0)
+    tiers = {name: num_pages * page_bytes for name, num_pages in ghosts.tiers.items()}
+    return ReuseReport(question.serial, tiers, ghosts.estimates())

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.miss_reason import MissReason
+from forebay.memory.miss_reason import NEVER_REUSED, MissReason
 from forebay.memory.slots import NO_OWNER, Ids
 from forebay.requests.request import Request
 from forebay.requests.step_plan import StepPlan
@@ -34,6 +34,20 @@ class EngineMemory:
         """Return whether a step in flight still computes for a waiting request, or copies its memory to the host."""
         steps, made_by = self.pools.steps, self.host_copies.made_by(req.id)
         return req.resume_after > steps.committed or steps.committed < made_by <= steps.launched
+
+    def record_reuse(self, req: Request) -> None:
+        """Record what a request that ends has reused of the prefix cache, and what it would have with more memory."""
+        pools, report = self.pools, req.cache_report
+        if pools.ghosts is None or report is None or not req.num_output or report.miss_reason in NEVER_REUSED:
+            return
+        pools.ghosts.record(
+            req.tokens[:-1],  # the last one has no KV
+            req.num_prompt,
+            namespace=req.cache_namespace,
+            tenant=req.tenant,
+            reused=report.cached_tokens,
+            used_pages=pools.kv.capacity - pools.kv.num_free - pools.cache.num_pages,
+        )
 
     def launch(self, decodes: Ids, admitted: Sequence[Request]) -> StepPlan:
         """Freeze the draft, with decodes in these rows, into the plan of a step, and begin the next draft."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.adapters import Adapters
+from forebay.memory.ghosts import Ghosts
 from forebay.memory.holding import Allocation, RowTable, Steps
 from forebay.memory.kinds.build import make_kinds, make_rows
 from forebay.memory.kinds.kind import Kind
@@ -45,6 +46,10 @@ class Pools:
             weights=config.tenants,
             most_retained=config.pinned_cache_fraction,
         )
+        self.ghosts: Ghosts | None = None  # without a prefix cache
+        if config.radix_cache:
+            num_pages = {name: num_slots[self.kv.name] for name, num_slots in config.tiers.items()}
+            self.ghosts = Ghosts(config.page_size, {"device": config.num_pages, **num_pages})
         self.table = RowTable(self.rows.slots.num_rows, config.page_size)
         self.steps = Steps()
         self.deferred = Deferred(self.steps, self.kv, self.rows, self.cache, self.kinds)
@@ -135,6 +140,8 @@ class Pools:
         if self.pictures is not None:
             self.pictures.clear()
         self.cache.clear(released=released)
+        if self.ghosts is not None:
+            self.ghosts.clear()
         self.kv.clear()
         self.rows.clear()
         self.table.clear()

@@ -1,6 +1,6 @@
 // The prefix tree: what the cache holds, branch by branch, the largest first. Loaded when it is first opened.
 
-import { postJson, session } from "./api.js";
+import { getJson, postJson, session } from "./api.js";
 import { ago, plural, size, whole } from "./format.js";
 import { make } from "./nodes.js";
 
@@ -9,9 +9,9 @@ const STEP = 25; // rows that are shown at first, and with each click more
 const MOST = 200; // as many as one question may ask for
 
 export class Branches {
-  // `isSeen()`: whether anybody could be looking.
-  constructor(box, note, isSeen) {
-    Object.assign(this, { box, note, isSeen, timer: 0 });
+  // `sizes`: the list of what more memory would bring; `isSeen()`: whether anybody could be looking.
+  constructor(box, note, sizes, isSeen) {
+    Object.assign(this, { box, note, sizes, isSeen, timer: 0 });
     this.top = new Level(this, "");
     box.replaceChildren(this.top.view);
     this.look();
@@ -25,11 +25,25 @@ export class Branches {
       const { num_nodes: nodes, num_bytes: bytes, is_cut: isCut } = await this.top.load();
       const all = `${plural(nodes, "branch", "branches")}, ${size(bytes)}`;
       this.note.textContent = nodes ? (isCut ? `The first ${all}: there is more than can be shown.` : `${all}.`) : "Nothing is cached yet.";
+      const { keys } = await getJson("debug/cache/what-if");
+      this.sizes.replaceChildren(...whatIf(keys).map((line) => make("li", "", line)));
     } catch (error) {
       this.note.textContent = error.message;
     }
     if (this.isSeen()) this.timer = setTimeout(() => this.look(), LOOK_MS);
   }
+}
+
+// "+8 GiB: 61 to 78 % of prompt tokens reused", over all keys that are shown.
+export function whatIf(keys) {
+  const total = keys.reduce((tokens, key) => tokens + key.prompt_tokens, 0);
+  if (!total) return [];
+  const mean = (part) => Math.round((100 * keys.reduce((tokens, key) => tokens + key.prompt_tokens * part(key), 0)) / total);
+  const now = mean((key) => key.reuse);
+  return keys[0].sizes.map(({ tier, more_bytes: more }, i) => {
+    const where = keys[0].sizes.every((size) => size.tier === tier) ? "" : ` (${tier})`;
+    return `+${size(more)}${where}: ${now} to ${mean((key) => key.sizes[i].reuse)} % of prompt tokens reused`;
+  });
 }
 
 // The branches of one node: those that are shown, and a button for more of them.

@@ -160,7 +160,7 @@ export class Strip {
     const { Branches } = await import("./branches.js");
     const isSeen = () => this.isOpen && $("branches").open && !document.hidden;
     if (this.branches) this.branches.look();
-    else this.branches = new Branches($("branch-rows"), $("branch-note"), isSeen);
+    else this.branches = new Branches($("branch-rows"), $("branch-note"), $("what-if"), isSeen);
   }
 
   async showSettings() {
