@@ -39,8 +39,8 @@ class Outcome:
     window_hits: int = 0
     states_taken: int = 0
     evicted_states: int = 0
-    kept: int = 0  # requests of which all prefixes that they wanted kept are
-    not_kept: int = 0
+    prefixes_kept: int = 0  # requests of which all prefixes that they wanted kept are
+    prefixes_not_kept: int = 0
     given_up: int = 0  # kept prefixes that were evicted before their time
     fetched: int = 0  # copies from other tiers of the cache
     lost: int = 0  # of these

@@ -29,7 +29,7 @@ from tests.simulation.liveness import require
 from tests.simulation.oracles import namespace_of
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.simulator import SHARED, Simulation, scaled_down
-from tests.simulation.workload import random_config, random_traffic, with_speculation
+from tests.simulation.workload import random_config, random_traffic, with_keeping, with_speculation
 
 MODES = (*Mode, Mode.RETRACT)  # which has most to go wrong
 
@@ -52,6 +52,7 @@ class SleepOutcome(Outcome):
     updates: int = 0
     restarts: int = 0
     kept: int = 0
+    retained: int = 0  # prefixes that are kept over a sleep
 
 
 class Sleeping:
@@ -67,7 +68,7 @@ class Sleeping:
         self.kept: Kept | None = None
         self.generations = [slots.generation.copy() for slots, _ in self.scheduler.pools.all]
         self.was_away = False
-        self.num_asked = self.num_sleeps = self.num_updates = self.num_restarts = self.num_kept = 0
+        self.num_asked = self.num_sleeps = self.num_updates = self.num_restarts = self.num_kept = self.num_retained = 0
 
     def _other_parts(self) -> dict[str, Any]:
         return {"memory": self, "keep_prefix_cache": self.keeps}
@@ -155,6 +156,7 @@ class Sleeping:
             lens=runner.states.lens[places["state"]] if runner.states else None,
         )
         self.num_kept += len(places["kv"])
+        self.num_retained += len([*scheduler.pools.cache.retention])
         return num_bytes
 
     def release(self, tags: Collection[str]) -> None:
@@ -162,6 +164,8 @@ class Sleeping:
         self.num_sleeps += 1
         if KV_CACHE in tags:
             self.oracles.caches_are_there = self.kept is None
+            retained = [*self.scheduler.pools.cache.retention]
+            require(self.kept is not None or not retained, f"{retained} are kept in caches that are gone")
             self._poison()
             self._check_clear()
 
@@ -246,10 +250,11 @@ class SleepingSimulation(Sleeping, Simulation):
             updates=self.num_updates,
             restarts=self.num_restarts,
             kept=self.num_kept,
+            retained=self.num_retained,
         )
 
 
-def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0) -> SleepOutcome:
+def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0, *, keeping: bool = False) -> SleepOutcome:
     """As the simulator's. Time-outs are tested elsewhere: what was asleep has all the time."""
     rng, widths = Random(f"{seed} asleep"), Random(f"{seed} widths")
     config = with_speculation(widths, random_config(rng))
@@ -262,6 +267,8 @@ def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0) -> Sleep
         with scaled_down(rng.choice([SHARED, admission.SHARE_WORTH_WAITING]), expire_interval_s=1e9):
             load = random_traffic(rng, config)
             load = replace(load, grammars=grammars, restricted=restricted)
+            if keeping:
+                config, load = with_keeping(Random(f"{seed} keeping"), config, load)
             chance = rng.choice([0.02, 0.1, 0.3])
             return SleepingSimulation(
                 config,
