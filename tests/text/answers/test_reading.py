@@ -12,7 +12,7 @@ import pytest
 
 from forebay.text.answers.argument_types import is_text
 from forebay.text.answers.cursor import Cursor
-from forebay.text.answers.formats import CITING
+from forebay.text.answers.formats import CALL_PARSERS, CITING
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
 from forebay.text.answers.reading import AnswerFormats, reader_for
 from tests.text.answers.spellings import ANSWERS, SPELLINGS, TOOLS, Answer, Spelling
@@ -130,8 +130,17 @@ NO_CALLS = {
     "hy_v3_opensource": ["<tool_calls:opensource>none", "<tool_calls><tool_call>f<tool_sep></tool_call>"],
     "olmo3": ["<function_calls>\n</function_calls>", "<function_calls>no call</function_calls>", "f(a=1)"],
     "xlam": ["[1, 2]", '[{"name": "Bob", "age": 3}]', '```json\n{"name": "Bob", "arguments": {}}\n```', "[", "```"],
+    "nemotron": ["<TOOLCALL>", "<TOOLCALL>[none]</TOOLCALL>", '<TOOLCALL>[{"a": 1}]</TOOLCALL>', "<TOOLCALL>[]"],
+    "gigachat3": ["function call", "function call<|role_sep|>\nnone", "<|function_call|>[]", "function call of f"],
+    "gemma4": ["<|tool_call>", "<|tool_call>call:<tool_call|>", "<|tool_call>f{}<tool_call|>", 'call:f{a:"b"}'],
+    "seed_oss": ["<seed:tool_call>\n</seed:tool_call>", "<seed:tool_call><function=a b>", "<function=other>"],
+    "glm4": ["get_weather", "get_weather\nnone", 'other\n{"city": "x"}', 'get_weather {"city": "x"}'],
     "gpt_oss": ["no channels at all", "<|channel|>final", "<|channel|>" + "y" * 600],
 }
+
+
+def test_every_format_has_texts_that_only_resemble_its_calls() -> None:
+    assert set(NO_CALLS) == set(CALL_PARSERS)
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in NO_CALLS.items() for text in texts])

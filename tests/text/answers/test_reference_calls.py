@@ -1,4 +1,4 @@
-"""The calls that readers of other engines find in twenty answers of each format, recorded, are found at every split.
+"""Calls and thinking that readers of other engines find in twenty answers of each format are found at every split.
 
 Each file names its readers. An answer that a reader takes otherwise has `differs`, with the reason, and `read`.
 `reference_cuts.json` has an answer of each format and, for each of its calls, the least length of a cut-off answer in
@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 
 from forebay.text.answers.formats import CALL_FORMATS
+from forebay.text.answers.reading import AnswerFormats
 from tests.text.answers.spellings import SPELLINGS
 from tests.text.answers.test_reading import joined, read
 
@@ -27,6 +28,7 @@ def _recorded(file: str) -> dict[str, Any]:
 FILES: Final = {"sglang": "reference_calls.json", "vllm": "reference_calls_vllm.json"}
 ROWS: Final = {(engine, name): rows for engine, file in FILES.items() for name, rows in _recorded(file).items()}
 CUTS: Final = _recorded("reference_cuts.json")
+THINKING: Final = _recorded("reference_thinking.json")
 READ_AS: Final = {"granite_20b": "granite", "granite4": "hermes"}  # further spellings of these formats
 WITHOUT_READER: Final = {"command_r", "glm4"}  # formats that no published reader takes
 every_engine_and_format = pytest.mark.parametrize(("engine", "name"), ROWS)
@@ -84,6 +86,23 @@ def test_cut_off_answer_has_the_whole_calls_of_the_reference_and_no_other_name(n
     latest = row.get("read", row["found"])
     assert all(ours <= theirs for ours, theirs in zip(least, latest, strict=True)), (least, latest)
     assert ("differs" in row) == ("read" in row)
+
+
+def thinking_in(name: str, pieces: list[str]) -> list[str]:
+    """Return the thinking and the text of an answer that comes in pieces, without white space around them."""
+    found, _ = joined(read(AnswerFormats(None, name), pieces))
+    return [found.thought.strip(), found.said.strip()]
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_recorded_answers_have_the_thinking_of_the_reference_at_every_split(name: str) -> None:
+    assert len(THINKING[name]) == 20
+    assert sum("differs" in row for row in THINKING[name]) <= 4
+    for row in THINKING[name]:
+        text, wanted = row["text"], row.get("read", [row["thought"], row["said"]])
+        for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(1, len(text)))):
+            assert thinking_in(name, pieces) == wanted, pieces
+        assert ("differs" in row) == ("read" in row)
 
 
 def test_every_format_of_calls_has_recorded_answers() -> None:
