@@ -122,6 +122,9 @@ class HostWork(Part, frozen=True, kw_only=True):
         return (*self.saves, *self.loads, *self.stores, *self.fetches)
 
 
+NO_HOST_WORK: Final = HostWork()
+
+
 class Encode(Part, frozen=True, kw_only=True):
     """Slice of an encoder's work: layers `first_layer` up to, not including, `last_layer` of tile `tile` of the
     picture with that number, which no other picture of this engine has. Slices of a tile come in order. The first one
@@ -181,7 +184,7 @@ class StepPlan(Part, frozen=True, kw_only=True):
     masked: Annotated[I64, Column("Q", "seqs")] = NO_IDS
     writes: RowWrites = RowWrites()
     kinds: KindWork = KindWork()
-    host: HostWork = HostWork()
+    host: HostWork = NO_HOST_WORK
     pictures: PictureWork = PictureWork()
     admissions: tuple[Admission, ...] = ()
     prompt_logprobs: tuple[int, ...] = ()  # extends (by index) whose every position wants log-probabilities

@@ -21,7 +21,7 @@ from forebay.pools.cache_pool import CachePool
 from forebay.pools.mover import Mover
 from forebay.pools.request_rows import RequestRows
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.step_plan import WORK_OF, Admission, Launched, StepPlan, kind_work
+from forebay.requests.step_plan import NO_HOST_WORK, WORK_OF, Admission, Launched, StepPlan, kind_work
 from forebay.runtime.graphs.backends import GraphBackend
 from forebay.runtime.graphs.runner import GraphRunner
 from forebay.runtime.host.bounds import PoolBounds
@@ -142,15 +142,14 @@ class ModelRunner:
                 by_row.admit(admission)
         shape = self.shapes[Shape.of(plan)]
         step = self._stage(plan, shape)
-        return self._run(step, shape) if plan.num_seqs else CopiedStep(self.inputs.tiers.take_lost())
+        return self._run(step, shape) if plan.num_seqs else CopiedStep(step.lost)
 
     def _check(self, plan: StepPlan) -> None:
         self._bounds.check(plan)
         for kind in self._forward.kinds:
             kind.check(plan)
-        if plan.host.loads:
-            self.inputs.copies.check(plan)
-        self.inputs.tiers.check(plan)
+        if plan.host is not NO_HOST_WORK:
+            self.inputs.check(plan)
 
     def _stage(self, plan: StepPlan, shape: StepShape) -> Step:
         """Send the step's inputs, with the drafts that it verifies if they are made on the device, and encode."""
@@ -162,7 +161,8 @@ class ModelRunner:
             self.proposer.before(plan, inputs)
         if self.encodings is not None:
             self.encodings.encode(plan.pictures)
-        return Step(plan, inputs, sampling, masked, scored)
+        lost = () if plan.host is NO_HOST_WORK else self.inputs.tiers.take_lost()
+        return Step(plan, inputs, sampling, masked, scored, lost)
 
     def _run(self, step: Step, shape: StepShape) -> LaunchedStep:
         """Run the model, choose tokens, and send them to the host."""
@@ -182,7 +182,7 @@ class ModelRunner:
             q_lens=None if computed.num_new is None else plan.q_lens,
             vectors=vectors,
             counted=self._counted,
-            lost=self.inputs.tiers.take_lost(),
+            lost=step.lost,
         )
         if self.proposer is not None:
             self.proposer.after(plan, step.inputs, computed.input_ids, computed.seen)

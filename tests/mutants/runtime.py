@@ -336,7 +336,7 @@ RUNTIME = (
     Mutant(
         "C26 a load of nothing fails its step before it does anything",
         "runtime/model_runner.py",
-        "        if plan.host.loads:\n            self.inputs.copies.check(plan)\n",
+        "        if plan.host is not NO_HOST_WORK:\n            self.inputs.check(plan)\n",
         "",
         "runtime/test_hybrid.py::test_a_load_of_nothing_fails_its_step_and_changes_nothing",
     ),

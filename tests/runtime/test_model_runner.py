@@ -48,6 +48,15 @@ def tokens_of(results: list[StepResult], index: int = 0) -> list[int]:
     return [result.token_ids[index] for result in results]
 
 
+def test_model_runner_step_without_host_work_touches_neither_copies_nor_tiers():
+    """They cost such a step nothing."""
+    expected, plans = run_alone(1, WISHES["drawn"], prompt(1), steps=3), planner(fake_runner(), seed=1)
+    plans.runner.inputs.copies = plans.runner.inputs.tiers = None
+    plans.admit(1, prompt(1), WISHES["drawn"])
+    got = [plans.step(extends=[(1, 7)])] + [plans.step(decodes=[1]) for _ in range(3)]
+    assert tokens_of(got) == tokens_of(expected)
+
+
 @pytest.mark.parametrize("wish", WISHES)
 def test_request_gets_the_same_tokens_and_logprobs_alone_and_in_a_batch(wish):
     """C28: in another row and on other pages too."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from forebay.memory.slots import NO_IDS, PAD, Ids, inside
 from forebay.pools.mover import Mover, Places
 from forebay.pools.request_rows import SamplingRows
-from forebay.requests.step_plan import Admission, HostCopy, HostWork, StepPlan, TierCopy
+from forebay.requests.step_plan import NO_HOST_WORK, Admission, HostCopy, HostWork, StepPlan, TierCopy
 from forebay.runtime.host.host_copies import HostCopies
 from forebay.runtime.host.packing import Array, Packing, Sections
 from forebay.runtime.host.plan_columns import ON_DEVICE, arrays_of, dtype_of
@@ -95,18 +95,37 @@ class StepInputs:
             arrays |= _of_admissions(plan.admissions)
             if self._rows.rope_delta is not None:
                 arrays["admit_rope_deltas"] = np.array([admission.rope_delta for admission in plan.admissions])
-        copies = plan.host.copies
+        if plan.host is NO_HOST_WORK:
+            sections = self._packing.send(arrays)
+            self._change(plan, sections)
+        else:
+            sections = self._change_between_copies(plan, arrays)
+        return sections
+
+    def check(self, plan: StepPlan) -> None:
+        """Raise NoHostCopy or KeyError for host work on a copy or a tier that does not exist."""
+        self.copies.check(plan)
+        self.tiers.check(plan)
+
+    def _change_between_copies(self, plan: StepPlan, arrays: dict[str, Array]) -> Sections:
+        """Send the step's inputs and do its work before the model: copies to the host come first, those from the host
+        last."""
+        host, copies = plan.host, plan.host.copies
         if copies:
             arrays["copied"] = np.concatenate([ids for copy in copies for ids in copy.slots.values()])
         sections = self._packing.send(arrays)
-        self._change(plan, sections, _places(copies, sections["copied"]) if copies else [])
+        places = _places(copies, sections["copied"]) if copies else []
+        by_copy = dict(zip(map(id, copies), places, strict=True))
+        self._copy_away(host, by_copy)
+        self._change(plan, sections)
+        for copy in host.loads:
+            self.copies.load(copy.request_id, by_copy[id(copy)])
+        for fetched in host.fetches:
+            self.tiers.fetch(fetched, by_copy[id(fetched)])
         return sections
 
-    def _change(self, plan: StepPlan, sections: Sections, places: list[Places]) -> None:
-        """Do all that comes before the model, in the order that `StepPlan` says. `places` are those of saves, loads,
-        stores and fetches."""
-        by_copy = dict(zip(map(id, plan.host.copies), places, strict=True))
-        self._copy_away(plan.host, by_copy)
+    def _change(self, plan: StepPlan, sections: Sections) -> None:
+        """Do all that comes before the model but copies, in the order that `StepPlan` says."""
         if "write_rows" in sections:
             at = sections["write_rows"], sections["write_columns"]
             self._rows.req_to_token.index_put_(at, sections["write_pages"])
@@ -123,10 +142,6 @@ class StepInputs:
             self._rows.draft_tokens.index_put_(at, sections["drafts"])
         for kind in self._kinds:
             kind.change(sections)
-        for copy in plan.host.loads:
-            self.copies.load(copy.request_id, by_copy[id(copy)])
-        for fetched in plan.host.fetches:
-            self.tiers.fetch(fetched, by_copy[id(fetched)])
 
     def _copy_away(self, host: HostWork, places: Mapping[int, Places]) -> None:
         """Copy slots to host memory and to tiers, before anything overwrites them."""

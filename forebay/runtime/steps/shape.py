@@ -37,6 +37,7 @@ class Step(NamedTuple):
     sampling: Sampling
     masked: Masked | None
     scored: list[PromptChunk]
+    lost: tuple[int, ...] = ()  # fetches from tiers that failed
 
 
 class Computed(NamedTuple):
