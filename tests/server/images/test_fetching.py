@@ -155,7 +155,7 @@ def test_fetch_content_behind_interim_answers_is_read_and_what_follows_is_not(pi
     assert asyncio.run(Host(says(*pieces)).fetch()) == b"abcde"
 
 
-@pytest.mark.parametrize("status", [100, 101, 103, 199, 201, 204, 299, 300, 304, 399, 400, 503, 99, 600, 999])
+@pytest.mark.parametrize("status", [100, 101, 199, 204, 304, 503, 99, 999])
 @pytest.mark.parametrize(
     "rest",
     [b"\r\n", b"\r\nabc", b"Content-Length: 3\r\n\r\nabc", b"Upgrade: websocket\r\nConnection: upgrade\r\n\r\nabc"],

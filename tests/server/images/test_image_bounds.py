@@ -20,7 +20,7 @@ from forebay.http.preparation import Preparation, staying_client
 from forebay.requests.pictures import digest_of
 from forebay.server.images import cutting, reader, worker
 from forebay.server.images.cutting import _check_size, _orientation, _rgb
-from forebay.server.images.decoding import ImageDecoder
+from forebay.server.images.decoding import CutImage, ImageDecoder
 from forebay.server.images.expansion import Expansion
 from forebay.server.images.fetching import Fetcher
 from forebay.server.images.frames import Decode, Decoded, Refused, decode_answer, decode_question, encode
@@ -28,7 +28,7 @@ from forebay.server.images.reader import Asked, ImageReader
 from forebay.server.images.sources import Unreadable, check_bytes, check_data
 from forebay.server.protocol.images import Source
 from forebay.text.tokenizer import Tokenizer
-from tests.server.images.smolvlm import TILING, file_of, noise, write_tokenizer
+from tests.server.images.smolvlm import TILING, noise, write_tokenizer
 
 MIB = 1024**2
 HOST = "images.test"
@@ -409,15 +409,22 @@ def test_reader_room_is_taken_up_to_its_last_byte(tokenizer: Tokenizer, monkeypa
 
 
 def test_reader_images_hold_their_urls_files_and_pixels_until_they_are_in_the_engine(tokenizer: Tokenizer) -> None:
-    file = file_of(noise(20, 20))
-    url = f"data:image/png;base64,{b64encode(file).decode()}"
-    elsewhere = f"http://{HOST}/"
+    file, url, elsewhere = b"a file", "data:;base64,YWJj", f"http://{HOST}/"
+    tiles = Decoded((1, 1), ((TILING.tile_size, TILING.tile_size),), bytes(300))
+    decoded: list[str | bytes] = []
+
+    async def decode(client: object, file: str | bytes, *, splits: bool) -> CutImage:
+        decoded.append(file)
+        return CutImage(tiles, b"digest")
+
     found = reading(tokenizer, OneFile(file))
+    found._decoder.decode = decode  # type: ignore[method-assign]
     with found.admitted(staying_client(), asked(url, elsewhere), disaggregated=False) as images:
         assert images.held == len(url) + len(elsewhere)
         made = asyncio.run(images.expanded([TILING.placeholder] * 2, ()))
-        pixels = sum(len(picture.pixels) for picture in made.pictures)
-        assert images.held == len(url) + len(elsewhere) + len(file) + pixels
+        assert [picture.pixels for picture in made.pictures] == [tiles.pixels] * 2
+        assert images.held == len(url) + len(elsewhere) + len(file) + 2 * 300
+    assert decoded == [url, file]
     assert found._room.num_inside == 0
     assert not found._fetching._begun.total()
     found.close()
