@@ -339,11 +339,12 @@ class ActivationDtype(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TierOptions:
-    """Memory of the tiers of the prefix cache behind the device; 0 bytes: no such tier."""
+    """Memory of the tiers of the prefix cache behind the device, 0 bytes for no such tier, and the checks of all."""
 
     host_cache_bytes: int = 0
     prefix_cache_dir: str = ""  # of files that outlast the engine; "": none
     prefix_cache_disk_bytes: int = 0
+    cache_check_rate: float = 0.0  # entries that are checked, a minute; of the device's cache, too
 
 
 NO_TIERS: Final = TierOptions()

@@ -245,13 +245,8 @@ def folder_secret(folder: Path) -> bytes:
     ConfigError for a secret that others can read or write, or that is no secret, and OSError."""
     prepare(folder)
     path = folder / SECRET
-    with contextlib.suppress(FileExistsError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, secrets.token_bytes(SECRET_BYTES))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    if not os.path.lexists(path):
+        _make_secret(path)
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         mode = stat.filemode(status.st_mode)
@@ -260,6 +255,20 @@ def folder_secret(folder: Path) -> bytes:
     if len(secret) != SECRET_BYTES:
         raise ConfigError(f"{path} has {len(secret)} bytes, not {SECRET_BYTES}: remove the folder")
     return secret
+
+
+def _make_secret(path: Path) -> None:
+    """Make a secret whole or not at all, whichever process is first."""
+    made = path.with_name(f"{SECRET}.{secrets.token_hex(8)}")
+    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        _Open(descriptor, Segment(made, -1, 0)).write(memoryview(secrets.token_bytes(SECRET_BYTES)))
+        os.fsync(descriptor)
+        with contextlib.suppress(FileExistsError):
+            os.link(made, path)
+    finally:
+        os.close(descriptor)
+        made.unlink()
 
 
 def usable_secret(folder: str) -> bytes | None:
@@ -273,15 +282,37 @@ def usable_secret(folder: str) -> bytes | None:
         return None
 
 
+def writer_of(folder: Path) -> str:
+    """Return which process writes a folder, and since when, as its lock says."""
+    try:
+        pid, began = (folder / LOCK).read_text().split()
+    except (OSError, ValueError):
+        return "another process"
+    return f"process {pid[:20]}, which started {began[:20]} ticks after the machine,"
+
+
 def lock(folder: Path) -> int | None:
-    """Become the one writer of a folder; the descriptor that keeps the lock, None if another process has it. Raises
-    OSError."""
+    """Become the one writer of a folder; the descriptor that keeps the lock, None if another process has it. The system
+    gives the lock back with the process. Its file names the process, with its start time, since numbers are used again.
+    Raises OSError."""
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()}\n".encode())
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()} {_start_ticks()}\n".encode())
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor
+
+
+def _start_ticks() -> str:
+    """Return when this process started, in clock ticks after the machine; "?" elsewhere than on Linux."""
+    try:
+        return Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return "?"

@@ -23,7 +23,19 @@ from forebay.config.engine_config import EvictionPolicy
 from forebay.memory.kinds.kind import CachedPart, Kinds, ResumedKind
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_index import RadixIndex
-from forebay.memory.radix_node import NO_NODE, OPERATOR, Adoption, Match, Node, Pin, Root, Shares, Tenants
+from forebay.memory.radix_node import (
+    COMPUTED,
+    NO_NODE,
+    OPERATOR,
+    Adoption,
+    Match,
+    Node,
+    Origin,
+    Pin,
+    Root,
+    Shares,
+    Tenants,
+)
 from forebay.memory.retention import NotKept, Retained, Retention
 from forebay.memory.slots import CACHE, NO_IDS, Holder, Ids, Slots
 
@@ -174,7 +186,7 @@ class RadixCache:
         self.tenants.use(tenant, at)
         if self.retention.nodes:
             self.retention.use(node, at)
-        return Pin(node, num_pages, author, tenant)
+        return Pin(node, num_pages, author, tenant, Origin(at=at))
 
     def retain(self, match: Match, tenant: str, ttl_s: float, now: float) -> Retained | NotKept:
         """Evict the prefix that `match` found last, until `ttl_s` seconds after time `now` and after each of its uses;
@@ -186,10 +198,16 @@ class RadixCache:
         return self.retention.retain(match, node, tenant, ttl_s, now)
 
     def pin_pages(
-        self, key: bytes, num_pages: int, namespace: str = "", author: str = OPERATOR, tenant: str = ""
+        self,
+        key: bytes,
+        num_pages: int,
+        namespace: str = "",
+        author: str = OPERATOR,
+        tenant: str = "",
+        mover: str = COMPUTED.mover,
     ) -> Pin | None:
         """Pin the first `num_pages` pages of `key`, whether or not a request can resume behind them; None if some of
-        them are not cached."""
+        them are not cached. What is adopted behind them was brought by `mover`."""
         root, end = self._root(namespace), num_pages * self.index.page_bytes
         nodes, _, inside, position = self.index.walk(root, key, 0, end)
         if position < end:
@@ -199,7 +217,7 @@ class RadixCache:
         if nodes and inside < len(node.key):
             node = self._split(node, inside)
         self._lock(node)
-        return Pin(node, num_pages, author, tenant)
+        return Pin(node, num_pages, author, tenant, Origin(mover, self.tenants.now))
 
     def unpin(self, pin: Pin) -> None:
         """Release a pin; pages without any other pin can be evicted."""
@@ -393,7 +411,7 @@ class RadixCache:
         del self.index.roots[root.namespace]
 
     def _attach(self, parent: Node, key: bytes, pages: Ids, pin: Pin) -> Node:
-        node = Node(key, pages, parent, pin.author, pin.tenant)
+        node = Node(key, pages, parent, pin.author, pin.tenant, pin.origin)
         first = key[: self.index.page_bytes]
         parent.children[first] = node
         parent.tombstones.pop(first, None)
@@ -407,7 +425,7 @@ class RadixCache:
         """Cut an edge after `at` bytes; returns the upper part. `node` stays the deeper one, so pins on it hold."""
         parent, num_pages = node.parent, at // self.index.page_bytes
         assert parent is not None
-        upper = Node(node.key[:at], node.pages[:num_pages], parent, node.author, node.tenant)
+        upper = Node(node.key[:at], node.pages[:num_pages], parent, node.author, node.tenant, node.origin)
         upper.last_access, upper.hits, upper.priority = node.last_access, node.hits, node.priority
         upper.locks = 1 if node.locks else 0
         parent.children[node.key[: self.index.page_bytes]] = upper

@@ -20,13 +20,24 @@ OPERATOR: Final = ""  # the author who may see what any author has put into the 
 IDLE_S: Final = 3600.0  # the longest for which Anthropic's clients can ask that a prefix be kept (`"ttl": "1h"`)
 
 
+class Origin(NamedTuple):
+    """How cached tokens came to their slots: by which `mover` of `MOVERS`, for a request that arrived at time `at`."""
+
+    mover: str = "step"
+    at: float = 0.0
+
+
+MOVERS: Final = ("step", "host_store", "host_load", "disk_store", "disk_load", "disk_restore")
+COMPUTED: Final = Origin()
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Node:
     """One edge of the tree: `key` tokens (bytes) whose KV is in `pages`.
 
     `locks` counts the pins that end here plus the children that are locked, so a locked node has only locked ancestors.
     A pin or an unpin stops at the first ancestor whose locks do not change. `author` is who put these tokens here, all
-    of them, and `tenant` is charged for them (C32). `tombstones` say by first page why a child is gone.
+    of them, and `origin` how; `tenant` is charged for them (C32). `tombstones` say by first page why a child is gone.
     """
 
     key: bytes = b""
@@ -34,6 +45,7 @@ class Node:
     parent: Node | None = None
     author: str = OPERATOR
     tenant: str = ""
+    origin: Origin = COMPUTED
     children: dict[bytes, Node] = field(default_factory=dict)
     locks: int = 0
     last_access: int = 0
@@ -111,12 +123,13 @@ MISSES: Final = {reason: Match(NO_NODE, 0, (), 0, reason, 0, reason) for reason 
 @dataclass(slots=True, eq=False)
 class Pin:
     """A prefix that cannot be evicted while the pin exists: `num_pages` pages from the root to `node`. Pages adopted
-    behind it belong to `author`, and `tenant` is charged for them."""
+    behind it belong to `author`, are of this `origin`, and `tenant` is charged for them."""
 
     node: Node
     num_pages: int
     author: str = OPERATOR
     tenant: str = ""
+    origin: Origin = COMPUTED
 
 
 class Adoption(NamedTuple):
@@ -148,6 +161,11 @@ class Tenants:
         self._uses[tenant] = self._now
         self._uses.move_to_end(tenant)
         self._idle.discard(tenant)
+
+    @property
+    def now(self) -> float:
+        """The time of the latest use, in seconds."""
+        return self._now
 
     @property
     def idle(self) -> set[str]:

@@ -16,9 +16,10 @@ from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.kinds.kind import Kept, Kind, Kinds, TieredKind
 from forebay.memory.kv_allocator import KV
 from forebay.memory.radix_cache import RadixCache
-from forebay.memory.radix_node import Node, Pin
+from forebay.memory.radix_node import COMPUTED, Node, Pin
 from forebay.memory.slots import LOADING, NO_IDS, Ids, Slots
 
+DEVICE: Final = "device"
 HOST: Final = "host"
 DISK: Final = "disk"  # outlasts the process
 
@@ -127,10 +128,10 @@ class Tier:
         for name, kept in span.kept.items():
             self.parts[name].in_tree.slots.return_ids(kept.slots, LOADING)
 
-    def attach(self, span: Span) -> bool:
-        """Give the tree a span that was taken and has been written; what the tree has already is freed. Return False,
-        and free all of it, if the pages in front of it have been evicted meanwhile."""
-        pin = self._pin(span.prefix, span.start)
+    def attach(self, span: Span, mover: str) -> bool:
+        """Give the tree a span that was taken and that `mover` has written; what the tree has already is freed. Return
+        False, and free all of it, if the pages in front of it have been evicted meanwhile."""
+        pin = self._pin(span.prefix, span.start, mover)
         if pin is None:
             self.give_back(span)
             return False
@@ -163,8 +164,8 @@ class Tier:
         if pin is not None:
             self.cache.unpin(pin)
 
-    def _pin(self, prefix: Prefix, num_pages: int) -> Pin | None:
-        return self.cache.pin_pages(prefix.key, num_pages, prefix.namespace, prefix.author, prefix.tenant)
+    def _pin(self, prefix: Prefix, num_pages: int, mover: str = COMPUTED.mover) -> Pin | None:
+        return self.cache.pin_pages(prefix.key, num_pages, prefix.namespace, prefix.author, prefix.tenant, mover)
 
     def clear(self) -> None:
         """Forget all that is cached."""
@@ -203,7 +204,7 @@ def missing(source: Tier, target: Tier, here: Prefix, there: Prefix, *, whole: b
 
 def of_device(kv: Slots, cache: RadixCache, kinds: Kinds) -> Tier:
     """Return the device's cache as a tier."""
-    return Tier("device", kv, cache, {part.name: part for part in kinds.tiered})
+    return Tier(DEVICE, kv, cache, {part.name: part for part in kinds.tiered})
 
 
 def untiered(kinds: Kinds) -> Sequence[str]:

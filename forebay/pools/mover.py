@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -45,6 +47,15 @@ class Mover:
             for kind, own in tensors.items()
         }
         self.layout = _digest(cache)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the caches."""
+        return next(columns[0].device for columns in self._columns.values() if columns)
+
+    def places(self, slots: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, Tensor]:
+        """Return slots on the device of the caches."""
+        return {kind: torch.from_numpy(ids.copy()).to(self.device) for kind, ids in slots.items()}
 
     def read(self, places: Places) -> dict[str, Tensor]:
         """Return a copy of these slots, as the device's work so far leaves them, without waiting for it."""

@@ -63,6 +63,7 @@ class Request:
     retentions: Sequence[RetentionRequest] = ()  # prefixes of the prompt to retain, the shortest first
     rendezvous: Rendezvous | None = None  # with its other half, where prompts are computed by other engines
     adapter: AdapterLoad | None = None  # the LoRA adapter to apply
+    is_check: bool = False  # computes an entry of the prefix cache again, to compare it: no other tier gets a copy
     pictures: PromptPictures | None = None  # given by the scheduler, whose engine knows them
 
     tokens: array[int] = field(init=False)  # int32

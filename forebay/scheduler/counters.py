@@ -13,6 +13,7 @@ from forebay.base.counters import Counter
 from forebay.memory.kinds.build import COUNTERS as OF_KINDS
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.pictures import COUNTERS as OF_PICTURES
+from forebay.memory.radix_node import MOVERS
 from forebay.requests.updates import FinishReason
 
 OF_SCHEDULER: Final = (
@@ -43,6 +44,9 @@ OF_TIERS: Final = (
     Counter("tier_stored_tokens", "Tokens that the prefix cache copied to its tiers behind the device"),
     Counter("tier_loaded_tokens", "Tokens that were copied back from there"),
     Counter("tier_lost_loads", "Copies from there that failed"),
+    Counter("cache_checks", "Entries of the prefix cache that were computed again and compared"),
+    Counter("cache_checked_tokens", "Tokens of these entries"),
+    *(Counter(f"cache_divergence.{mover}") for mover in MOVERS),
 )
 
 OF_POOLS: Final = (
@@ -57,6 +61,7 @@ OF_ENGINE: Final = (
     Counter("engine.refused", "Choices that the engine refused before they were queued"),
     Counter("engine.host_seconds", "Seconds spent planning and committing steps"),
     Counter("engine.busy_seconds", "Seconds spent in steps, the model's part included"),
+    Counter("engine.check_seconds", "Seconds of an idle engine spent on checks of the prefix cache"),
 )
 
 COUNTERS: Final = (*OF_SCHEDULER, *OF_KINDS, *OF_PICTURES, *OF_TIERS, *OF_POOLS, *OF_ENGINE)

@@ -62,6 +62,7 @@ class Scheduler:
         self.preemption = Preemption(self.queues, self.handoff, self.ratio)
         self.recovery = Recovery(self.queues, self.outputs, self.handoff)
         self.handoff.bind(self.queues, self.outputs)
+        self.chunk_limit = NO_LIMIT  # most tokens of prompts in a step, below the configured number
         self._num_submitted = 0
 
     @property
@@ -198,7 +199,7 @@ class Scheduler:
         starts = may_admit and bool(queues.waiting.of)
         if not (queues.extending or starts):
             return []
-        num_tokens = self.config.chunked_prefill_size
+        num_tokens = min(self.config.chunked_prefill_size, self.chunk_limit)
         if queues.running.reqs:
             num_tokens = min(num_tokens, self.config.mixed_chunk_size, mixed_limit)
         if queues.extending:

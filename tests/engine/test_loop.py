@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import starmap
+from math import inf
 from typing import Any
 
 import msgspec
@@ -38,8 +39,10 @@ from forebay.engine.frames import (
 )
 from forebay.engine.lifecycle.sleep import NoMemory
 from forebay.engine.loop import loop as loop_module
+from forebay.engine.loop.cache_checks import CacheChecks
 from forebay.engine.loop.core import STEP_LIMIT_S
 from forebay.engine.loop.loop import EngineLoop
+from forebay.memory.slots import Ids
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update
 from tests.deadlines import NEVER_S
@@ -315,6 +318,34 @@ def test_what_can_wait_is_done_in_idle_time_alone_until_there_is_none_left(peer:
         peer.loop.turn()
     assert done_while_idle == [True] * 3
     assert peer.loop._patience_s() is None
+
+
+def test_loop_idle_engine_checks_its_cache_until_a_request_arrives(peer: Peer, monkeypatch) -> None:
+    monkeypatch.setattr(loop_module, "IDLE_WORK_AFTER_S", 0.0)
+    compared: list[str] = []
+
+    def compare(tier: str, there: Mapping[str, Ids], here: Mapping[str, Ids]) -> dict[str, np.ndarray]:
+        compared.append(tier)
+        return {kind: np.zeros(len(ids), dtype=bool) for kind, ids in there.items()}
+
+    core = peer.core
+    core.checks = CacheChecks(core.scheduler, compare, per_minute=inf, now=0.0)
+    prompt = [*range(1, 1 + 3 * core.scheduler.config.page_size)]
+    peer.say(add(1, prompt))
+    peer.work()
+    while not compared:
+        peer.loop.turn()
+    assert news(peer.heard()) == []
+    while core.checks.busy:
+        peer.loop.turn()
+    while not core.checks.computing:
+        peer.loop.turn()
+    assert core.idle
+    peer.say(GetState(serial=1), add(2, prompt, num_tokens=3))
+    peer.loop.turn()
+    assert not core.checks.computing
+    assert tokens_of(peer.work(), 2) == reference(prompt, 3)
+    assert core.scheduler.state(0.0).counters["requests"] == 2
 
 
 def test_idle_work_is_done_a_piece_at_a_time_and_gives_way_to_whoever_asks(peer: Peer, monkeypatch) -> None:

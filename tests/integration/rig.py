@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 
 import torch
 
@@ -24,6 +26,7 @@ from forebay.engine.frames import AddRequest
 from forebay.engine.lifecycle.adapter_memory import ModelAdapters
 from forebay.engine.lifecycle.adapters import AdapterMemory
 from forebay.engine.lifecycle.pictures import sizes_of
+from forebay.engine.loop.cache_checks import CacheChecks
 from forebay.engine.loop.core import EngineCore
 from forebay.engine.loop.exchange import Connected
 from forebay.families.checkpoint import open_checkpoint
@@ -243,6 +246,7 @@ class Rig:
         layer_tokens: float = 2.0,
         host_tokens: int = 0,
         disk: tuple[Path, Mapping[str, str]] | None = None,
+        checks: bool = False,
     ) -> Engine:
         """`num_tokens` is the size of the KV cache. Where layers keep states there are `cached_states` slots besides
         those that running requests need, where they have windows as few pages as can do. Decodes compute `width` tokens
@@ -251,7 +255,7 @@ class Rig:
         host tier perhaps in a file. The encodings
         of pictures have so many rows, and a layer's work on a tile of 4 tokens costs as much as `layer_tokens`.
         With `host_tokens` the prefix cache has a host tier with KV of so many; with `disk` one of 3,200 tokens in files
-        of a folder, with this identity."""
+        of a folder, with this identity. With `checks` each idle moment is for a check of the prefix cache."""
         page_size = of_whole_entries(page_size, self._model)
         num_rows = max_running_requests + options.decode_extra_slots
         num_pages = num_tokens // page_size
@@ -359,6 +363,11 @@ class Rig:
             transfers=carried,
             adapters=self._adapter_memory(),
             tiers=Files(files) if isinstance(files, DiskStore) else None,
+            checks=CacheChecks(
+                scheduler, runner.inputs.tiers.differing, per_minute=math.inf, now=-math.inf, rng=Random(0)
+            )
+            if checks
+            else None,
         )
         for name, path in self._adapters.items():
             assert core.adapters is not None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from forebay.config.engine_config import StateStrategy
+from forebay.engine.loop.core import close
 from forebay.requests.sampling_params import SamplingParams
 from tests.integration.rig import Engine, Rig
 from tests.kernels import NATIVE
@@ -92,3 +94,63 @@ def test_c34_host_tier_serves_no_other_adapter() -> None:
         assert result.token_ids == cold[name].token_ids
         assert result.tiers.get("host", 0) == num_reused
         evict(tiered)
+
+
+SWEPT = {"num_tokens": 320, "page_size": 4, "chunked_prefill_size": 18, "track_interval": 12, "cached_states": 16}
+LENGTHS = sorted({k * c + d for c in (4, 18, 12) for k in (1, 2, 3, 4) for d in (-1, 0, 1) if k * c + d > 4})
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["falcon_h1", pytest.param("llama", marks=pytest.mark.slow), pytest.param("gpt_oss", marks=pytest.mark.slow)],
+)
+def test_c18_host_tier_prompt_of_any_length_loses_at_most_a_page(case: str) -> None:
+    """Lengths are k * c - 1, k * c and k * c + 1 for the page, the chunk and the interval of states."""
+    tiered = engine(rig_of(case), host_tokens=3200, **SWEPT)
+    for length in LENGTHS:
+        prompt = random_ids(length, seed=length)
+        (cold,) = tiered.run([prompt], PARAMS)
+        tiered.core.scheduler.pools.cache.flush()  # of the device alone
+        (again,) = tiered.run([prompt], PARAMS)
+        assert again.token_ids == cold.token_ids
+        assert again.tiers.get("host", 0) >= (length - 1) // 4 * 4 - 4, f"{length} tokens: {again.tiers}"
+
+
+@pytest.mark.parametrize("case", ["llama", pytest.param("falcon_h1", marks=pytest.mark.slow)])
+def test_c19_host_tier_with_pages_of_128_tokens_gives_the_bits_of_a_cold_engine(case: str) -> None:
+    path = shared_tiny(case).path
+    rig = Rig(path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=256)
+    tiered = engine(rig, host_tokens=1024, num_tokens=512, page_size=128)
+    prompt = random_ids(200, seed=1)
+    (cold,) = tiered.run([prompt], PARAMS)
+    tiered.core.scheduler.pools.cache.flush()
+    (again,) = tiered.run([prompt], PARAMS)
+    assert (again.token_ids, again.tiers) == (cold.token_ids, {"host": 128})
+
+
+def test_c19_tiers_clock_that_jumps_back_changes_nothing(tmp_path: Path) -> None:
+    folder = (tmp_path, {"weights": "a"})
+    tiered = engine(rig_of("falcon_h1"), host_tokens=1600, page_size=4, disk=folder, checks=True)
+    times = iter(range(10**9, 0, -1000))
+    tiered.core._clock = lambda: float(next(times))
+    prompt = random_ids(LENGTH, seed=1)
+    (cold,) = tiered.run([prompt], PARAMS)
+    for tier in ("host", "disk"):
+        tiered.core.scheduler.pools.cache.flush()
+        (again,) = tiered.run([prompt], PARAMS)
+        assert (again.token_ids, [*again.tiers]) == (cold.token_ids, [tier])
+        tiered.core.scheduler.memory.tiers.all[0].clear()
+    close(tiered.core)
+
+
+def test_c34_weights_that_change_find_nothing_in_any_tier(tmp_path: Path) -> None:
+    """As after an update: what other weights have computed is no hit."""
+    tiered = engine(rig_of("falcon_h1"), host_tokens=1600, page_size=4, disk=(tmp_path, {"weights": "a"}))
+    prompt = random_ids(LENGTH, seed=1)
+    tiered.run([prompt], PARAMS)
+    tiered.core.scheduler.queues.weight_version += 1
+    for reused in ({}, {"host": 48}):
+        tiered.core.scheduler.pools.cache.flush()
+        (result,) = tiered.run([prompt], PARAMS)
+        assert result.tiers == reused
+    close(tiered.core)

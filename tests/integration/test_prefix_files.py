@@ -17,13 +17,13 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.runtime.host.disk_store import DiskStore
 from tests.integration.rig import Engine, Result, Rig
 from tests.kernels import NATIVE
-from tests.models.tiny import random_ids, shared_tiny
+from tests.models.tiny import CASE_OF, by_tier, random_ids, shared_tiny
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 PROMPT = random_ids(50, seed=1)
 REUSED = 48
 SIZES: dict[str, Any] = {"num_tokens": 160, "radix_cache": True, "max_running_requests": 2, "cached_states": 2}
-CASES = ["llama", "falcon_h1", "gpt_oss", "mamba2", "deepseek_v4"]
+CASES = by_tier([*CASE_OF.values()])
 IDENTITY = {"weights": "a"}
 
 

@@ -107,8 +107,8 @@ CORE = (
     Mutant(
         "C27 an engine that flushes is not idle",
         "engine/loop/core.py",
-        "        return self._without_requests and not self.scheduler.flushing",
-        "        return self._without_requests",
+        "        return (self._without_requests or self.checks.computing) and not self.scheduler.flushing",
+        "        return self._without_requests or self.checks.computing",
         _SEEDS,
     ),
     Mutant(

@@ -370,8 +370,8 @@ MEMORY = (
     Mutant(
         "C29 a split of the tree keeps the author",
         "memory/radix_cache.py",
-        "upper = Node(node.key[:at], node.pages[:num_pages], parent, node.author, node.tenant)",
-        "upper = Node(node.key[:at], node.pages[:num_pages], parent, tenant=node.tenant)",
+        "node.pages[:num_pages], parent, node.author, node.tenant, node.origin)",
+        "node.pages[:num_pages], parent, tenant=node.tenant)",
         "memory/test_radix_kinds.py::test_c29_where_prompts_part_is_told_of_an_authors_own_only",
     ),
     Mutant(

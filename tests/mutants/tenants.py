@@ -255,8 +255,8 @@ TENANTS = (
     Mutant(
         "C32 a split of the tree keeps the tenant",
         "memory/radix_cache.py",
-        "node.author, node.tenant)",
-        "node.author)",
+        "node.author, node.tenant, node.origin)",
+        "node.author, origin=node.origin)",
         f"{_SHARES}state_is_charged_to_the_tenant_that_attached_it",
     ),
     Mutant(

@@ -9,7 +9,52 @@ _TIERS: Final = "scheduler/memory/tiers.py"
 _ENGINE: Final = "integration/test_cache_tiers.py::"
 _EVERY_TYPE: Final = _ENGINE + "test_c19_host_tier_every_model_type_gives_the_bits_of_a_cold_engine"
 
+_CHECKS: Final = "engine/loop/cache_checks.py"
+_CHECKED: Final = "integration/test_cache_checks.py::"
+
 TIERS = (
+    Mutant(
+        "C30 a check compares windows and states, too",
+        _CHECKS,
+        "        for name, part in tier.parts.items():\n",
+        "        for name, part in [*tier.parts.items()][:0]:\n",
+        _CHECKED + "test_c30_check_entry_that_differs_is_dropped_with_its_descendants[falcon_h1-state]",
+    ),
+    Mutant(
+        "C30 a check drops what differs from every tier",
+        _CHECKS,
+        "            tier.cache.discard(key, first, namespace)\n",
+        "            if tier is entry.tier:\n                tier.cache.discard(key, first, namespace)\n",
+        _CHECKED + "test_c30_check_of_a_tier_drops_what_differs_there_and_what_was_loaded_from_there[True]",
+    ),
+    Mutant(
+        "C19 a check computes without the cache",
+        _CHECKS,
+        "scheduler.add(self._request(tokens, CHECK, entry.like.adapter), now)",
+        "scheduler.add(entry.like, now)",
+        _CHECKED + "test_c30_check_entry_that_differs_is_dropped_with_its_descendants[llama-kv]",
+    ),
+    Mutant(
+        "C27 a request that arrives ends a check",
+        "engine/loop/core.py",
+        "        self._progressed = True\n        self.checks.stop()\n",
+        "        self._progressed = True\n",
+        _CHECKED + "test_c27_request_that_arrives_in_a_check_ends_it_and_has_the_tokens_of_a_cold_engine[2-0]",
+    ),
+    Mutant(
+        "C34 a check computes an entry with its adapter",
+        _CHECKS,
+        "scheduler.add(self._request(tokens, CHECK, entry.like.adapter), now)",
+        "scheduler.add(self._request(tokens, CHECK, None), now)",
+        _CHECKED + "test_check_c34_entry_of_an_adapter_is_computed_with_it",
+    ),
+    Mutant(
+        "C29 a check changes no count of clients' requests",
+        _CHECKS,
+        "        self._scheduler.counters.update(self._counted)\n",
+        "",
+        _CHECKED + "test_c19_check_every_model_type_finds_the_bits_that_are_cached[llama]",
+    ),
     Mutant(
         "C20 only a prefix that a file had once is evicted from a file",
         _TIERS,
@@ -34,7 +79,7 @@ TIERS = (
     Mutant(
         "C8 the slots of a load are free again if no step made it",
         _TIERS,
-        "            self._unpin(load)\n            self._device.give_back(load.span)\n        self._loads.clear()\n",
+        "            self._unpin(load)\n            self.device.give_back(load.span)\n        self._loads.clear()\n",
         "            self._unpin(load)\n        self._loads.clear()\n",
         _SEEDS,
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -152,10 +153,7 @@ def check_targets(plan: StepPlan, runner: HashRunner) -> None:
 def main() -> int:
     from tests.simulation.simulator import run_seed
 
-    def run_tiers(seed: int) -> Outcome:
-        return run_seed(seed, tiers=True)
-
-    return command_line("tests.simulation.cache_tiers", __doc__ or "", run_tiers, Outcome(seeds=0))
+    return command_line("tests.simulation.cache_tiers", __doc__ or "", partial(run_seed, tiers=True), Outcome(seeds=0))
 
 
 if __name__ == "__main__":

@@ -45,10 +45,9 @@ class Occupation(Memory):
         return Tag.WEIGHTS in tags and Tag.WEIGHTS not in self._regions.backed_up
 
     def keep(self, places: Mapping[str, Ids]) -> int:
-        device = self._runner.rows.last_tokens.device
-        at = {kind: torch.from_numpy(ids.copy()).to(device) for kind, ids in places.items()}
+        at = self._runner.mover.places(places)
         rows = self._runner.mover.read(at)
-        if device.type == "cuda":
+        if self._runner.mover.device.type == "cuda":
             torch.cuda.synchronize()
         self._kept = rows, at
         return num_bytes(rows)

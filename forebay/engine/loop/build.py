@@ -49,6 +49,7 @@ from forebay.engine.lifecycle.sizing import (
 )
 from forebay.engine.lifecycle.tiers import EngineTiers
 from forebay.engine.lifecycle.weights import DTYPES, EngineWeights, Loaded
+from forebay.engine.loop.cache_checks import CacheChecks
 from forebay.engine.loop.core import EngineCore
 from forebay.engine.loop.mixed import MixedChunks
 from forebay.engine.loop.roles import Listening, role_of, shared_caches, transfers_for
@@ -209,8 +210,15 @@ def _core(
         mixed=_mixed(config),
         wake_on_request=config.wake_on_request,
         keep_prefix_cache=config.keep_prefix_cache,
+        checks=_checks(config, scheduler, runner, clock()),
         **others,
     )
+
+
+def _checks(config: EngineConfig, scheduler: Scheduler, runner: ModelRunner, now: float) -> CacheChecks | None:
+    """Make the checks of the prefix cache in idle time; None for none."""
+    rate = config.tiers.cache_check_rate
+    return CacheChecks(scheduler, runner.inputs.tiers.differing, per_minute=rate, now=now) if rate else None
 
 
 def _mixed(config: EngineConfig) -> MixedChunks | None:

@@ -19,6 +19,7 @@ from forebay.config.pictures import PictureConfig
 from forebay.engine.frames import AddRequest
 from forebay.engine.lifecycle.adapters import AdapterLoader, AdapterMemory
 from forebay.engine.lifecycle.sleep import Memory, NoMemory, Sleeper
+from forebay.engine.loop.cache_checks import Checks, NoChecks
 from forebay.engine.loop.exchange import Connected, Exchange
 from forebay.engine.loop.mixed import MixedChunks
 from forebay.engine.loop.pictures import check_pictures
@@ -99,9 +100,9 @@ class EngineCore:
     """A scheduler and a runner, turned by `step`. Owned by one thread. `in_idle_time` does some deferrable work, and
     returns whether there is more. `widths` chooses how many tokens decodes compute, and measures the gain; None without
     speculation. `mixed` limits the prompts of steps in which others decode, and measures these steps; None for no limit
-    by time. `adapters` has the slots of adapters, `tiers` the files of the prefix cache. `transfers` executes the
-    orders of a scheduler with a role, `memory` is the memory that can be released. Each is None if this engine has
-    none.
+    by time. `adapters` has the slots of adapters, `tiers` the files of the prefix cache; `checks` compares the cache in
+    idle time. `transfers` executes the orders of a scheduler with a role, `memory` is the memory that can be released.
+    Each is None if this engine has none.
 
     A failing step, or another error between frames and updates, costs at most the request that caused it, which ends
     with a typed error; the others are run again without it and get the same tokens.
@@ -122,6 +123,7 @@ class EngineCore:
         memory: Memory | None = None,
         adapters: AdapterMemory | None = None,
         tiers: Files | None = None,
+        checks: Checks | None = None,
         wake_on_request: bool = False,
         keep_prefix_cache: bool = False,
     ) -> None:
@@ -134,6 +136,7 @@ class EngineCore:
             keep_prefix_cache=keep_prefix_cache,
         )
         self.in_idle_time, self.files = in_idle_time, tiers
+        self.checks = checks or NoChecks()
         self.adapters = None if adapters is None else _loader(scheduler, self.sleeper, adapters, clock)
         self.exchange = Exchange(scheduler, transfers) if transfers else None
         if self.exchange:
@@ -156,8 +159,9 @@ class EngineCore:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, waits, is in flight or is being flushed, and no transfer is waited for."""
-        return self._without_requests and not self.scheduler.flushing
+        """Nothing runs, waits, is in flight or is being flushed, and no transfer is waited for. A check of the prefix
+        cache is no work."""
+        return (self._without_requests or self.checks.computing) and not self.scheduler.flushing
 
     @property
     def _without_requests(self) -> bool:
@@ -177,6 +181,7 @@ class EngineCore:
     def add(self, wanted: AddRequest) -> list[Update]:
         """Queue a request. A request that is refused gets the error as its last update."""
         self._progressed = True
+        self.checks.stop()
         try:
             fault.point("engine.add")
             wanted.params.check(self.end_tokens.vocab_size)  # every id that will index something, whoever sent it
@@ -244,6 +249,7 @@ class EngineCore:
         if self.exchange:
             self.exchange.submit_orders()
         updates, widths = self.scheduler.take_updates(), self._widths
+        updates = self.checks.take(updates)
         if widths is None:
             return updates
         for update in updates:
@@ -281,7 +287,7 @@ class EngineCore:
         self._settle_sleeper(now)
         has_output = bool(self.scheduler.outputs.updates) or self.scheduler.handoff.tickets.has_orders
         self._progressed = plan is not None or bool(self._in_flight) or has_output or flushing
-        self.stats.counters["engine.busy_seconds"] += self._clock() - now
+        self.stats.worked(self._clock() - now, for_check=self.checks.computing)
 
     def _expect(self, plan: StepPlan | None) -> int:
         """Return the work of the next step, and set the time limit for the largest of it and the steps in flight."""
@@ -328,7 +334,10 @@ class EngineCore:
         seconds = now - self.stats.last_step_at
         if work:
             self._pace.ended(work, seconds)
-        self._measured(plan, width, work, len(result.token_ids), seconds)
+        if self.checks.computing:
+            self.checks.measured(work, seconds)
+        else:
+            self._measured(plan, width, work, len(result.token_ids), seconds)
         self.stats.counters["engine.steps"] += 1
         self.stats.last_step_at = now
         self.stats.counters["engine.host_seconds"] += self._clock() - now

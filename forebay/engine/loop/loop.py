@@ -49,6 +49,8 @@ RESTING_WAIT_S: Final = 0.25  # how soon to look again for requests that have wa
 COMPILE_WAIT_S: Final = 0.001  # the same, for a grammar that is being compiled: most take no longer
 STUCK_WAIT_S: Final = 0.02  # how soon to look again when those who wait cannot be served yet
 
+_LOOKS: Final = (AbortRequest, AddEndTokens, GetState, GetTree)  # frames that leave a check of the cache alone
+
 log = get_logger("engine")
 
 
@@ -105,8 +107,11 @@ class EngineLoop:
         frames = self._channel.receive(self._patience_s())
         self._turn_began = self._clock()
         if self._is_sleep_due(any(isinstance(frame, AddRequest) for frame in frames)):
+            self._core.checks.stop()
             self._core.sleeper.handle(Release(serial=0, tags=list(TAGS)))
         updates: list[Update] = []
+        if not all(isinstance(frame, _LOOKS) for frame in frames):
+            self._core.checks.stop()
         for frame in frames:
             fault.point("engine.receive")
             updates += self._handle(frame)
@@ -121,13 +126,17 @@ class EngineLoop:
 
     def _work(self, *, without_frames: bool) -> list[Update]:
         """Run one step, or without requests take the events of transfers and do idle work."""
-        if not self._core.idle:
+        if not self._core.idle or self._core.checks.computing:
             updates = self._core.step()
             self._report()
             return updates
         updates = self._core.handle_transfers()
         if without_frames and self._idle_work:
             self._idle_work = self._core.in_idle_time()
+        elif without_frames and not self._core.sleeper.away:
+            began = self._clock()
+            self._core.checks.turn(began)
+            self._core.stats.worked(self._clock() - began, for_check=True)
         return updates
 
     def _answer(self) -> None:
@@ -206,6 +215,8 @@ class EngineLoop:
         )
 
     def _patience_s(self) -> float | None:
+        if self._core.checks.computing:
+            return 0.0
         if self._core.idle:
             return self._idle_patience_s()
         if self._core.sleeper.resting:
@@ -220,6 +231,8 @@ class EngineLoop:
             waits.append(IDLE_WORK_AFTER_S)
         elif self._sleep_at is not None:
             waits.append(max(0.0, self._sleep_at - self._clock()))
+        if not self._core.sleeper.away:
+            waits.append(self._core.checks.wait_s(self._clock(), IDLE_WORK_AFTER_S))
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _is_sleep_due(self, disturbed: bool) -> bool:

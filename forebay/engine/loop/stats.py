@@ -39,6 +39,10 @@ class Stats:
         now_there = others | {"transfers": self._exchange.state() if self._exchange else None}
         return State(**known, last_step_age_s=age_s, answers=answers, speculation=speculation, **now_there)
 
+    def worked(self, seconds: float, *, for_check: bool) -> None:
+        """Count the time of a turn: work, unless it was for a check of the prefix cache."""
+        self.counters["engine.check_seconds" if for_check else "engine.busy_seconds"] += seconds
+
     def worked_s(self) -> float:
         """Seconds of work since the last `line`."""
         return self.counters["engine.busy_seconds"] - self._line_busy_s

@@ -79,7 +79,8 @@ class DiskStore:
             self._fail("prefix_cache_unusable", str(error))
             return None
         if descriptor is None:
-            log.warning(event("prefix_cache_read_only", path=self._folder, reason="another process writes it"))
+            reason = f"{prefix_files.writer_of(self._folder)} writes it"
+            log.warning(event("prefix_cache_read_only", path=self._folder, reason=reason))
         return descriptor
 
     @property

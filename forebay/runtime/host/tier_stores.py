@@ -6,10 +6,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from forebay.memory.slots import Ids
+from forebay.memory.tier import DEVICE
 from forebay.pools.mover import Mover, Places, Rows
 from forebay.requests.step_plan import StepPlan, TierCopy
 
@@ -63,7 +66,7 @@ class HostStore:
     def fetch(self, copy: TierCopy) -> Rows:
         """Return the rows, after those that have not arrived yet."""
         self._settle(wait=True)
-        return {kind: self._rows[kind][torch.from_numpy(ids)] for kind, ids in copy.there.items()}
+        return {kind: torch.from_numpy(self._rows[kind].numpy()[ids]) for kind, ids in copy.there.items()}
 
     def _settle(self, *, wait: bool) -> None:
         """Put rows that have arrived into their slots, in order."""
@@ -103,7 +106,34 @@ class TierStores:
         lost, self._lost = tuple(self._lost), []
         return lost
 
+    def differing(
+        self, tier: str, there: Mapping[str, Ids], here: Mapping[str, Ids]
+    ) -> dict[str, npt.NDArray[np.bool_]] | None:
+        """Return by kind which rows of a tier differ from those of as many slots of the device; None if they cannot be
+        read. No step is in flight."""
+        try:
+            rows = self._read(tier, there)
+        except LostRows:
+            return None
+        return {kind: _differ(rows[kind], own) for kind, own in self._read(DEVICE, here).items()}
+
+    def _read(self, tier: str, slots: Mapping[str, Ids]) -> Rows:
+        if tier != DEVICE:
+            return self._stores[tier].fetch(TierCopy(number=0, tier=tier, slots={}, there=dict(slots)))
+        rows = self._mover.read(self._mover.places(slots))
+        if self._mover.device.type == "cuda":
+            torch.cuda.synchronize()
+        return rows
+
     def check(self, plan: StepPlan) -> None:
         """Raise KeyError for a copy of a tier that does not exist, before anything is done."""
         for copy in (*plan.host.stores, *plan.host.fetches):
             self._stores[copy.tier]
+
+
+def _differ(rows: Tensor, others: Tensor) -> npt.NDArray[np.bool_]:
+    """Return for each row whether a byte of it differs."""
+    if torch.equal(rows, others):
+        return np.zeros(len(rows), dtype=np.bool_)
+    differ: npt.NDArray[np.bool_] = (rows != others).any(dim=1).numpy()
+    return differ

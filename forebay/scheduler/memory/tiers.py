@@ -61,7 +61,7 @@ class Tiers:
     def __init__(self, pools: Pools, config: SchedulerConfig) -> None:
         assert not (config.tiers and untiered(pools.kinds)), f"there are no tiers of {untiered(pools.kinds)}"
         self._pools, self._config = pools, config
-        self._device = of_device(pools.kv, pools.cache, pools.kinds)
+        self.device = of_device(pools.kv, pools.cache, pools.kinds)
         self.all = [Tier.behind(name, pools.kinds, config) for name in config.tiers]
         self._stores: dict[int, Store] = {}
         self._loads: dict[int, Load] = {}
@@ -87,7 +87,7 @@ class Tiers:
             span = tier.take(Span(prefix=prefix, start=record.start, pages=pages, kept=kept))
             if span is not None:
                 slots = span.slots
-                if tier.attach(span):
+                if tier.attach(span, f"{name}_restore"):
                     place(slots)
         return tier.cache.num_pages * self._config.page_size
 
@@ -105,11 +105,11 @@ class Tiers:
         """Copy to each tier, in the next step, what it lacks of the prefix that the cache has adopted of a request.
 
         Prompts with pictures are left out: their ids are numbers of this process."""
-        if req.pictures is not None or not held.pin.num_pages:
+        if req.pictures is not None or req.is_check or not held.pin.num_pages:
             return
         here = self._prefix(req, held.pin.num_pages, held.pin.tenant, req.cache_namespace)
         for tier in self.all:
-            namespace = _namespace(req, tier)
+            namespace = namespace_in(req, tier)
             if namespace is not None and tier.writable:
                 self._store_in(tier, req, here, namespace)
 
@@ -119,7 +119,7 @@ class Tiers:
             len(here.key) // self._pools.cache.index.page_bytes, max((each.span.stop for each in stores), default=0)
         )
         there = here._replace(namespace=namespace)
-        source = missing(self._device, tier, here, there, whole=True, known=known)
+        source = missing(self.device, tier, here, there, whole=True, known=known)
         target = tier.take(source) if source else None
         if source and target:
             copy = self._copy(tier, source, target, _record(target) if tier.durable else b"")
@@ -149,11 +149,11 @@ class Tiers:
         if found is None or req.load_failed or sum(req.loaded.values()) > _MOST_LOADS * len(req.tokens):
             return 0
         tier, longer = found
-        namespace = _namespace(req, tier)
+        namespace = namespace_in(req, tier)
         assert namespace is not None, f"{req} has no prefix in {tier.name}"
         here = self._prefix(req, longer.num_tokens // self._config.page_size, req.tenant, req.cache_namespace)
         there = here._replace(namespace=namespace)
-        source = missing(tier, self._device, there, here, whole=False)
+        source = missing(tier, self.device, there, here, whole=False)
         assert source is not None, f"the device resumes after {match.num_tokens} tokens, but has {longer.num_tokens}"
         worth = self._config.kinds.recompute_bytes_per_token
         if self._num_bytes(source) > (longer.num_tokens - match.num_tokens) * worth:
@@ -185,7 +185,7 @@ class Tiers:
 
     def _evicted(self, req: Request, tier: Tier) -> bool:
         """Return whether a tier had more of a request's prefix once."""
-        namespace = _namespace(req, tier)
+        namespace = namespace_in(req, tier)
         if req.pictures is not None or namespace is None:
             return False
         return tier.cache.index.match(req.key(len(req.tokens) - 1), namespace).reason is MissReason.EVICTED
@@ -195,7 +195,7 @@ class Tiers:
         `num_tokens`; of equal ones the first."""
         found = None
         for tier in self.all if req.pictures is None else ():
-            namespace = _namespace(req, tier)
+            namespace = namespace_in(req, tier)
             if namespace is None:
                 continue
             match = tier.cache.index.match(req.key(len(req.tokens) - 1), namespace)
@@ -219,7 +219,7 @@ class Tiers:
         pin = self._pools.cache.pin_pages(prefix.key, source.start, prefix.namespace)  # not evicted for what follows it
         assert pin is not None, f"the device lacks the {source.start} pages in front of a load"
         try:
-            return self._device.take(source)
+            return self.device.take(source)
         finally:
             self._pools.cache.unpin(pin)
 
@@ -229,7 +229,7 @@ class Tiers:
         """Record that a step has completed its copies, but for the fetches whose numbers are in `lost`."""
         for copy in plan.host.stores:
             store = self._stores.pop(copy.number, None)
-            if store is not None and store.tier.attach(store.span):
+            if store is not None and store.tier.attach(store.span, f"{store.tier.name}_store"):
                 self.counters["tier_stored_tokens"] += len(store.span.pages) * self._config.page_size
         for copy in plan.host.fetches:
             self._loaded(self._loads.pop(copy.number), lost=copy.number in lost)
@@ -246,14 +246,14 @@ class Tiers:
         span, was_dropped = load.span, load.pin is None
         self._unpin(load)
         if lost or was_dropped:
-            self._device.give_back(span)
+            self.device.give_back(span)
             if lost:
                 self.counters["tier_lost_loads"] += 1
                 load.tier.cache.discard(load.prefix.key, span.start, load.prefix.namespace)
             load.req.load_failed = True
-        elif self._device.attach(span):
-            _, pages = self._device.walk(span.prefix)
-            ends = [kept.ends for name, kept in span.kept.items() if not self._device.parts[name].at_ends]
+        elif self.device.attach(span, f"{load.tier.name}_load"):
+            _, pages = self.device.walk(span.prefix)
+            ends = [kept.ends for name, kept in span.kept.items() if not self.device.parts[name].at_ends]
             changed = np.concatenate([NO_IDS, *ends]) - 1
             if len(changed):
                 self._pools.draft.remap(pages[changed])
@@ -277,7 +277,7 @@ class Tiers:
         self._stores.clear()
         for load in self._loads.values():
             self._unpin(load)
-            self._device.give_back(load.span)
+            self.device.give_back(load.span)
         self._loads.clear()
         self._count_loading()
 
@@ -295,7 +295,7 @@ class Tiers:
         """Return the slots of one pool of the device that loads in flight write."""
         spans = [load.span for load in self._loads.values()]
         ids: list[Ids] = [span.pages for span in spans if slots is self._pools.kv]
-        for name, part in self._device.parts.items():
+        for name, part in self.device.parts.items():
             ids += [span.kept[name].slots for span in spans if part.in_tree.slots is slots]
         return Holder(LOADING, np.concatenate([NO_IDS, *ids]))
 
@@ -321,6 +321,6 @@ def _record(span: Span) -> bytes:
     return msgspec.msgpack.encode(Record(prefix.namespace, prefix.tenant, prefix.key, span.start, kinds))
 
 
-def _namespace(req: Request, tier: Tier) -> str | None:
+def namespace_in(req: Request, tier: Tier) -> str | None:
     """Return the namespace of a request's prefix in a tier; None if the tier cannot have it."""
     return req.durable_namespace if tier.durable else req.cache_namespace

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from forebay.engine.frames import Occupied, Ready, State
 from forebay.memory.miss_reason import MissReason
+from forebay.memory.radix_node import MOVERS
 from forebay.scheduler.counters import COUNTERS
 from forebay.server.admin.metrics_compat import NAMES, Renamed
 from forebay.server.api.core.generation import Generation, Usage
@@ -143,6 +144,7 @@ class _EngineCollector(Collector):
         yield from (slots, total, usage)
         yield from self._tokens(state)
         yield _misses(state)
+        yield _divergence(state)
         whole = state.counters.get(f"misses.{MissReason.NONE}", 0)
         yield CounterMetricFamily("forebay:cache_hit", "Choices whose prompt came whole from the prefix cache", whole)
         if state.speculation is not None:
@@ -206,6 +208,14 @@ def _misses(state: State) -> CounterMetricFamily:
     for reason in MissReason:
         if reason is not MissReason.NONE:
             family.add_metric([reason], state.counters.get(f"misses.{reason}", 0))
+    return family
+
+
+def _divergence(state: State) -> CounterMetricFamily:
+    text = "Entries of the prefix cache whose bits differed when they were computed again, by what wrote them"
+    family = CounterMetricFamily("forebay:cache_divergence", text, labels=["mover"])
+    for mover in MOVERS:
+        family.add_metric([mover], state.counters.get(f"cache_divergence.{mover}", 0))
     return family
 
 
