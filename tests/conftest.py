@@ -29,7 +29,7 @@ from forebay.config.gpu import gpu_memory
 from forebay.formats.store import find_model
 from tests.deadlines import HANGS_S, Watchdog
 from tests.integration.forked import close_stock, start_engine
-from tests.tiers import LONG_S, mark_long_cases, unmarked_long
+from tests.tiers import LONG_S, thin, unmarked_long
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")  # the first takes least CPU
 
@@ -88,10 +88,14 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` takes the slow ones away
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # once all have added their parameters
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, None, None]:
+    yield
+    thin(metafunc)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`pytest -m gpu` is all there is to run on a machine with a GPU; elsewhere those tests are skipped."""
-    mark_long_cases(items)
     for item in items:
         if not HAS_GPU and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))

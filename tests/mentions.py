@@ -73,8 +73,12 @@ class Tree:
     def flags(self) -> set[str]:
         return {flag for text in self.texts for flag in FLAG.findall(text)}
 
+    @cached_property
+    def _joined_texts(self) -> str:
+        return "\0".join(self.texts)
+
     def has_text(self, part: str) -> bool:
-        return any(part in text for text in self.texts)
+        return part in self._joined_texts
 
     def has_flag(self, flag: str) -> bool:
         return flag in self.flags or flag[2:].replace("-", "_") in self.texts

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import combinations, product
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
 from tests.pairs import covering
-from tests.tiers import sample
+from tests.tiers import sample, thin
 
 NAMES = [f"tests/test_x.py::test_y[{size}-{kind}]" for size in range(6) for kind in "abc"]
 
@@ -33,6 +35,17 @@ def test_cases_that_the_short_tier_leaves_out_are_slow(case: int, request: pytes
     chosen = request.node.nodeid in sample(names, 2)
     alone = len({item.nodeid for item in request.session.items} & {*names}) == 1
     assert alone or bool(request.node.get_closest_marker("slow")) != chosen
+
+
+@pytest.mark.parametrize(("selection", "num_items"), [("not slow", 2), ("", 6)])
+def test_thin_makes_items_of_slow_cases_in_the_long_tier_alone(selection: str, num_items: int) -> None:
+    calls = [SimpleNamespace(id=str(i), params={"i": i}, marks=[pytest.mark.slow.mark][: i < 1]) for i in range(6)]
+    test = SimpleNamespace(nodeid="test_x", get_closest_marker={"quick": pytest.mark.quick(2).mark}.get)
+    config = SimpleNamespace(option=SimpleNamespace(markexpr=selection))
+    thin(cast("pytest.Metafunc", SimpleNamespace(_calls=calls, definition=test, config=config)))
+    quick = [f"test_x[{call.id}]" for call in calls if not call.marks]
+    assert {*quick} == sample([f"test_x[{i}]" for i in range(1, 6)], 2)
+    assert len(calls) == num_items
 
 
 def test_covering_product_keeps_every_pair_in_few_rows() -> None:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import pytest
 
 from tests.pairs import covering
 
+SHORT_TIER: Final = "not slow"  # of the option -m
 LONG_S: Final = 1.0
 MOST_LISTED: Final = 20
 
@@ -35,27 +36,37 @@ def sample(names: Sequence[str], most: int) -> set[str]:
     return {*sorted(names, key=_digest)[:most]}
 
 
-def mark_long_cases(items: Sequence[pytest.Item]) -> None:
-    """Mark the cases as slow that the short tier leaves out. Cases that are slow by themselves are not counted."""
-    tests: dict[str, list[pytest.Function]] = defaultdict(list)
-    for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and not item.get_closest_marker("slow"):
-            tests[item.nodeid.partition("[")[0]].append(item)
-    for cases in tests.values():
-        kept = _kept(cases)
-        for item in cases:
-            if item.nodeid not in kept:
-                item.add_marker(pytest.mark.slow)
+def thin(metafunc: pytest.Metafunc) -> None:
+    """Mark the cases of a test as slow that the short tier leaves out, and make no items of slow cases in that tier.
+
+    Cases that are slow by themselves are not counted. Half of all cases are slow, and an item costs more than its
+    case. One item stays of a test whose cases are all slow.
+    """
+    cases, test = metafunc._calls, metafunc.definition
+    if not test.get_closest_marker("slow"):
+        quick = [case for case in cases if not _is_slow(case)]
+        kept = _kept(test, {f"{test.nodeid}[{case.id}]": case.params for case in quick})
+        for case in quick:
+            if f"{test.nodeid}[{case.id}]" not in kept:
+                case.marks.append(pytest.mark.slow.mark)
+        if metafunc.config.option.markexpr == SHORT_TIER:
+            cases[:] = [case for case in cases if not _is_slow(case)] or cases[:1]
+    elif metafunc.config.option.markexpr == SHORT_TIER:
+        del cases[1:]
 
 
-def _kept(cases: list[pytest.Function]) -> set[str]:
-    """Return the node ids of the cases of one test that the short tier runs."""
-    if mark := cases[0].get_closest_marker("quick"):
-        return sample([case.nodeid for case in cases], *mark.args)
-    if len(cases[0].callspec.params) < 3:
-        return {case.nodeid for case in cases}
-    cases = sorted(cases, key=lambda case: _digest(case.nodeid))  # where several would do, not the first of each list
-    return {cases[i].nodeid for i in covering([case.callspec.params for case in cases])}
+def _is_slow(case: Any) -> bool:
+    return any(mark.name == "slow" for mark in case.marks)
+
+
+def _kept(test: pytest.Item, cases: Mapping[str, Mapping[str, object]]) -> set[str]:
+    """Return the node ids of the cases of one test, given with their parameters, that the short tier runs."""
+    if mark := test.get_closest_marker("quick"):
+        return sample([*cases], *mark.args)
+    if max(map(len, cases.values()), default=0) < 3:
+        return {*cases}
+    names = sorted(cases, key=_digest)  # where several would do, not the first of each list
+    return {names[i] for i in covering([cases[name] for name in names])}
 
 
 def unmarked_long(reports: Iterable[pytest.TestReport]) -> list[str]:

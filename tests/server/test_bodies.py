@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import threading
 import tracemalloc
@@ -37,11 +38,16 @@ PART = b'{"type":"text","text":5}'
 
 
 def listed(start: bytes, entry: bytes, count: int, end: bytes) -> bytes:
-    return start + b",".join([entry] * count) + end
+    return start + (entry + b",") * (count - 1) + entry + end
+
+
+@functools.cache
+def entries(count: int) -> bytes:
+    return b",".join(b'"k%d":1' % i for i in range(count))
 
 
 def keys(start: bytes, count: int, end: bytes) -> bytes:
-    return start + b",".join(b'"k%d":1' % i for i in range(count)) + end
+    return start + entries(count) + end
 
 
 BOMBS: dict[str, tuple[type[Strict], bytes]] = {
