@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import NoReturn
 
 import msgspec
 
@@ -37,5 +38,9 @@ def build(config: EngineConfig, clock: RunClock) -> tuple[EngineCore, Ready]:
     return core, msgspec.structs.replace(READY, pid=os.getpid())
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
     os._exit(serve(our_end(sys.argv[1:]), build))
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,7 @@ from forebay.requests.updates import FinishReason, Update
 from tests.deadlines import HANGS_S, NEVER_S, POLL_S, wait_until
 from tests.engine.engine_fakes import reference
 from tests.engine.fake_engine import ENTRY, script
+from tests.integration.forked import stock
 
 ROOT = Path(__file__).parents[2]
 
@@ -135,6 +136,7 @@ def test_end_tokens_sent_while_the_engine_loads_hold_once_it_is_ready() -> None:
 
 
 def test_an_engine_that_is_not_wanted_after_all_leaves_nothing_behind() -> None:
+    stock()  # which has a socket
     fds = num_fds()
     spawned = spawn(ENTRY)
     assert alive(spawned.child.pid)

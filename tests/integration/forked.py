@@ -27,15 +27,18 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from forebay.base import child
+from forebay.base.fault import FAULT_VARIABLES
 from forebay.base.signals import ENDING
 
 ROOT: Final = Path(__file__).parents[2]
 ENGINE: Final = "forebay.engine.loop.process"
+FAKE_ENGINE: Final = "tests.engine.fake_engine"
+ENGINES: Final = (ENGINE, FAKE_ENGINE)
 FORKED: Final = (ENGINE, "forebay.cli.member")  # by forked processes; others are interpreters
 IMPORTED: Final = (
     *("forebay.cli.commands", "forebay.cli.serve", "forebay.cli.serving", "forebay.cli.local_fleet"),
     *("forebay.cli.member", "forebay.cli.startup_table", "forebay.server.serve", "forebay.cli.main"),
-    *(ENGINE, "forebay.engine.loop.build", "forebay.server.images.tiling", "forebay.text.tokenizer"),
+    *(*ENGINES, "forebay.engine.loop.build", "forebay.server.images.tiling", "forebay.text.tokenizer"),
 )
 _ROOM: Final = "-" * 4096  # an argument in whose place the arguments of a forked process are shown
 _VARIABLES: Final = dict(os.environ)  # before any test has changed them
@@ -143,13 +146,14 @@ def can_fork(variables: Mapping[str, str]) -> bool:
 
 
 def _fixed(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that modules read when they are imported, and keys."""
-    return {key: value for key, value in variables.items() if key.startswith(("FOREBAY_", "PYTHON", "OMP_", "ATEN_"))}
+    """Return the variables that modules read when they are imported, and keys. An engine reads its faults later."""
+    read = ("FOREBAY_", "PYTHON", "OMP_", "ATEN_")
+    return {key: value for key, value in variables.items() if key.startswith(read) and key not in FAULT_VARIABLES}
 
 
 def start_engine(arguments: Sequence[str], *, descriptors: Sequence[int], **how: Any) -> Any:
     """Start what `forebay.base.child.start` does. The engine of a process of the suite is forked from its stock."""
-    if ENGINE not in arguments or not can_fork(os.environ):
+    if not {*ENGINES} & {*arguments} or not can_fork(os.environ):
         return _START(arguments, descriptors=descriptors, **how)
     return stock().start(arguments, child.environment(), output=_STDERR, descriptors=descriptors)
 
@@ -211,7 +215,7 @@ def _attend(
         (fcntl.fcntl(file, fcntl.F_DUPFD, above + 1), n) for file, n in zip(given, descriptors, strict=True)
     ]:
         os.dup2(file, number)
-    if _module(arguments) == ENGINE:
+    if _module(arguments) in ENGINES:
         arguments[-1] = str(os.getppid())  # the process that it must not outlive
     _become(arguments, variables, descriptors)
     child.start = _start

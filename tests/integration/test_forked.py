@@ -34,4 +34,5 @@ def test_forked_process_has_arguments_variables_descriptors_and_signals_of_a_new
 
 def test_stock_forks_no_process_with_another_key_or_another_cpu() -> None:
     assert can_fork(os.environ)
+    assert can_fork({**os.environ, "FOREBAY_TEST_FAULTS": "1", "FOREBAY_FAULTS": "engine.load=memory"})
     assert not any(can_fork({**os.environ, name: "x"}) for name in ("FOREBAY_API_KEY", "FOREBAY_CPU", "PYTHONPATH"))
