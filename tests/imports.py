@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -21,10 +22,16 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imported(source: str) -> set[str]:
+@cache
+def imported(source: str) -> frozenset[str]:
     """What is imported anywhere in it: modules and members of modules, in functions and under TYPE_CHECKING too."""
+    return frozenset(imported_by(ast.walk(ast.parse(source))))
+
+
+def imported_by(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return what these nodes of a syntax tree import."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -15,6 +15,7 @@ WORD = re.compile(r"[A-Za-z_]\w*")
 PATH = re.compile(r"[\w.-]*(?:/[\w.*-]+)+/?|[\w-]+\.(?:py|md|h|cpp|js|html|css|toml|txt|gguf|json|jinja)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 COMMAND = re.compile(r"(make|forebay) ([a-z][\w-]*)")
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
@@ -30,12 +31,15 @@ class Tree:
     types: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # by the variable's name: annotations
     files: set[str] = field(default_factory=set)
     commands: set[tuple[str, str]] = field(default_factory=set)  # ("make", "test")
+    docstrings: list[tuple[str, str]] = field(default_factory=list)  # behind the dotted name of their module
 
     def add_python(self, module: str, source: str, *, with_texts: bool = True) -> None:
         tree = ast.parse(source)
         nodes = list(ast.walk(tree))
         documentation = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         self.modules[module] = set(own_names(tree.body))
+        documented = (node for node in nodes if isinstance(node, ast.Module | ast.ClassDef | FUNCTION))
+        self.docstrings += [(module, text) for node in documented if (text := ast.get_docstring(node))]
         for node in nodes:
             match node:
                 case ast.Constant(value=str(text)) if id(node) not in documentation and (

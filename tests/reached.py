@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from tests.imports import PACKAGE, ROOT, imported, modules, name_of, target
+from tests.imports import PACKAGE, ROOT, imported_by, modules, name_of, target
 
 TESTS = ROOT / "tests"
 
@@ -23,16 +23,17 @@ def importers(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """Return by each module those that import it, or name it in a text."""
     found: dict[str, set[str]] = {name: set() for name in sources}
     for name, source in sources.items():
-        used = {target(other, found) for other in imported(source)} | (_texts(source) & found.keys())
+        nodes = [*ast.walk(ast.parse(source))]
+        used = {target(other, found) for other in imported_by(nodes)} | (_texts(nodes) & found.keys())
         for other in used - {"", name}:
             found[other].add(name)
     return found
 
 
-def _texts(source: str) -> set[str]:
+def _texts(nodes: Iterable[ast.AST]) -> set[str]:
     """Return the texts that may name a module: of the package's own name only in a list, as a command has it."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
             found.add(node.value)
         if isinstance(node, ast.List | ast.Tuple):

@@ -15,8 +15,8 @@ from forebay.base.cpu import CPU_VARIABLE, this_cpu
 from forebay.base.package import ROOT
 from tests.deadlines import HANGS_S
 
-# What chooses types, kernels and memory, and one engine of each kind: plain, speculative, put to sleep. One process runs
-# all of them for a CPU, since its start takes seconds, as that of an engine's process does.
+# What chooses types, kernels and memory, and one engine of each kind: plain, speculative, put to sleep. One process
+# runs all of them for a CPU, since its start takes seconds, as that of an engine's process does.
 FILES = tuple(f"tests/engine/test_{name}.py" for name in ("llm", "sizing", "build", "draft_models"))
 OF_PROCESSES = "in_its_own_process or costs_only_that_steps_requests or tells_its_client"
 # Of the best variant that this machine runs, the suite itself tells.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,17 +76,14 @@ def read_tree() -> Tree:
     return tree
 
 
-def pages() -> Iterator[tuple[str, str]]:
+def pages(tree: Tree) -> Iterator[tuple[str, str]]:
     """The texts that mention, each with its place."""
     for path in (*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"):
         text = "" if path.name in ELSEWHERE else FENCED.sub("", path.read_text())
         if path.name == "glossary.md":  # its last column is what others call it
             text = "\n".join(line.rpartition("|")[0].rpartition("|")[0] or line for line in text.splitlines())
         yield str(path.relative_to(ROOT)), text
-    for path in sorted((ROOT / "forebay").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                yield str(path.relative_to(ROOT)), ast.get_docstring(node) or ""
+    yield from ((module, text) for module, text in tree.docstrings if module.partition(".")[0] == "forebay")
 
 
 def gone(text: str, tree: Tree) -> list[str]:
@@ -144,5 +140,5 @@ def test_what_is_there_is_not(text: str) -> None:
 @pytest.mark.long
 def test_all_that_is_mentioned_is_there() -> None:
     tree = read_tree()
-    drifted = {(place, name) for place, text in pages() for name in gone(text, tree)}
+    drifted = {(place, name) for place, text in pages(tree) for name in gone(text, tree)}
     assert drifted == set()
