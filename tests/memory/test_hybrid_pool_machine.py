@@ -267,8 +267,12 @@ class HybridPoolMachine(RuleBasedStateMachine):
 
     def evict_windows(self, num_windows: int) -> None:
         locked = [page for page in self.cached.values() if self.windows.map.locks[page]]
-        free = self.windows.slots.num_free
+        free, map_ = self.windows.slots.num_free, self.windows.map
+        spare = [page for page in self.cached.values() if not map_.locks[page] and not map_.retained[page]]
+        num_given_up = self.cache.retention.num_given_up
         count = self.windows.in_tree.evict(num_windows)
+        if self.cache.retention.num_given_up > num_given_up:
+            assert not map_.is_there(self.ids(spare)).any(), "a retained window went before others"
         assert self.windows.slots.num_free == free + count
         assert count == num_windows or self.windows.in_tree.num_evictable == 0
         assert self.windows.map.is_there(self.ids(locked)).all()

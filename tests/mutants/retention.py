@@ -19,8 +19,8 @@ RETENTION = (
     Mutant(
         "C20 what a larger cache would reuse is estimated as that cache would",
         "memory/ghosts.py",
-        "self._table.place[at].astype(np.int64) - self._first[request]\n        return distances",
-        "self._table.place[at].astype(np.int64)\n        return distances",
+        "        np.maximum.at(self._first, self._table.request[known], ",
+        "        np.maximum.at(self._first.copy(), self._table.request[known], ",
         "memory/test_ghosts.py::test_ghosts_estimate_what_caches_of_twice_and_four_times_the_size_reuse",
     ),
     Mutant(
@@ -50,7 +50,14 @@ RETENTION = (
         "            elif self.tree.retention.give_up(lambda end, _: self._at[end].locks == 0):\n"
         "                victims = self._victims()\n",
         "",
-        _SCHEDULER + "test_c8_kept_states_refuse_no_request",
+        _SCHEDULER + "test_c8_kept_states_and_windows_refuse_no_request",
+    ),
+    Mutant(
+        "C8 C27 retained windows are evicted for a request that needs them",
+        "memory/kinds/window/cached_windows.py",
+        "            missing -= self._evict_unretained(missing)\n        if missing < num_slots:",
+        "            break\n        if missing < num_slots:",
+        _SCHEDULER + "test_c8_kept_states_and_windows_refuse_no_request",
     ),
     Mutant(
         "C8 C32 no tenant retains more than its part of each pool",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from forebay.engine.lifecycle.sleep import NoMemory, Sleeper
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.retention import NotKept, RetentionRequest
 from forebay.requests.request import Request
@@ -139,8 +140,11 @@ def test_c8_kept_prefixes_refuse_no_request() -> None:
     assert rig.scheduler.state(0.0).counters["prefixes_given_up"] == 4
 
 
-def test_c8_kept_states_refuse_no_request() -> None:
-    rig = Rig(kinds=kind_config(num_slots=20), pinned_cache_fraction=1.0, max_running_requests=2)
+@pytest.mark.parametrize(
+    "kinds", [kind_config(num_slots=20), kind_config(num_window_pages=24, window=8)], ids=["states", "windows"]
+)
+def test_c8_kept_states_and_windows_refuse_no_request(kinds: Any) -> None:
+    rig = Rig(kinds=kinds, pinned_cache_fraction=1.0, max_running_requests=2, chunked_prefill_size=16, num_pages=96)
     for i in range(24):
         ask(rig, [100 * i + j for j in range(9)], RetentionRequest(8, 3600.0))
     last = [rig.add(9, max_new=8) for _ in range(2)]
@@ -198,3 +202,11 @@ def test_prompt_logprobs_change_nothing_about_what_is_kept() -> None:
     rig = Rig()
     params = SamplingParams(max_tokens=2, stop_token_ids=(7,), prompt_logprobs=1)
     assert kept(rig, ask(rig, PROMPT, RetentionRequest(16, 300.0), params=params)) == (16, 300.0, "")
+
+
+def test_c25_kept_prefix_whose_time_is_over_is_no_better_than_others_when_an_idle_engine_sleeps() -> None:
+    rig = Rig(kinds=kind_config(slot_bytes={"kv": 1}, retraction_host_bytes=1 << 20))
+    ask(rig, PROMPT, RetentionRequest(16, 300.0))
+    sleeper = Sleeper(rig.scheduler, NoMemory(), lambda: 300.0, keep_prefix_cache=True)
+    sleeper.sleep()
+    assert not [*rig.scheduler.pools.cache.retention]
