@@ -29,7 +29,7 @@ from scripts.shape import (
 
 COMPLEX_FUNCTIONS: dict[str, int] = {}
 LARGE_OBJECTS: dict[str, int] = {}
-CHAINS: set[str] = {"cluster/replica.py:Replica"}
+CHAINS: set[str] = set()
 
 
 @cache

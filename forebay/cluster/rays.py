@@ -28,15 +28,12 @@ _WEIGHTS: Final = "weights:"
 _START: Final = "start"
 
 
-class Actor(Replica):
-    """`Replica` as Ray starts it: the constructor has one argument, and is called again after each failure."""
+def place_of_actor(name: str) -> tuple[str, Update | None]:
+    """Return the address of this actor's node, and the last update of weights of the server with that name."""
+    import ray
 
-    def __init__(self, spec: bytes) -> None:
-        import ray
-
-        util: Any = ray.util
-        name = msgspec.msgpack.decode(spec, type=Spec).name
-        super().__init__(spec, util.get_node_ip_address(), recall_update(name))
+    util: Any = ray.util
+    return util.get_node_ip_address(), recall_update(name)
 
 
 def remember_update(name: str, update: Update | None) -> None:
@@ -169,7 +166,7 @@ class Rays:
         else:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=True)
         needs = spec.needs
-        self._ray.remote(Actor).options(
+        self._ray.remote(Replica).options(
             name=spec.name,
             namespace=NAMESPACE,
             lifetime="detached",
@@ -179,7 +176,7 @@ class Rays:
             memory=needs.memory_bytes or None,
             num_gpus=needs.num_gpus,
             **options,
-        ).remote(spec.encode())
+        ).remote(spec.encode(), place_of_actor)
 
     def reserve_pair(self, pair: Sequence[Spec]) -> None:
         """Reserve room for a prefill and a decode server on one node."""

@@ -1,5 +1,5 @@
 """The actor of one server or router: it starts the process, watches it, starts it again and announces it. Nothing here
-imports Ray: the actor class is in `rays.py`."""
+imports Ray."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -48,13 +49,13 @@ log = get_logger("cluster")
 class Replica:
     """One process, for the life of the actor. Arguments and return values are messages as bytes.
 
-    `node_address` is the node's. `update` is the last update of weights, which an actor that was started again has not
-    seen."""
+    Ray calls the constructor again after each failure, perhaps on another node. `place` returns by the server's name
+    the address of the node and the last update of weights, which this object may not have seen."""
 
-    def __init__(self, spec: bytes, node_address: str, update: Update | None = None) -> None:
+    def __init__(self, spec: bytes, place: Callable[[str], tuple[str, Update | None]]) -> None:
         self._spec = msgspec.msgpack.decode(spec, type=Spec)
-        self._node_address, self._update = node_address, update
-        self._host = self._spec.host or node_address
+        self._node_address, self._update = place(self._spec.name)
+        self._host = self._spec.host or self._node_address
         self._phase, self._why = Phase.STARTING, ""
         self._num_starts, self._weight_version = 0, ""
         self._announced = ("", "")  # as ready: the instance and its weight version

@@ -145,9 +145,9 @@ class FakeRay(ModuleType):
         """Return what has `options(...)` and then `remote(...)`, of a class or of a function."""
 
         def options(**settings: Any) -> Any:
-            def remote(argument: bytes) -> Any:
+            def remote(argument: bytes, *others: Any) -> Any:
                 if isinstance(made, type):
-                    self.events.append(("create", made, settings, argument))
+                    self.events.append(("create", made, settings, (argument, *others)))
                     self.actors[settings["name"]] = Actor(settings["name"])
                     return None
                 self.events.append(("task", made, settings, argument))

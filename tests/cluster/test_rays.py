@@ -12,11 +12,10 @@ import pytest
 
 from forebay.base.errors import Unavailable
 from forebay.base.package import __version__
-from forebay.cluster import rays as rays_module
 from forebay.cluster.messages import Facts, Needs, Spec, Survey, Update
 from forebay.cluster.node import survey
 from forebay.cluster.placement import Node
-from forebay.cluster.rays import Outcome, Rays, recall_update, remember_update
+from forebay.cluster.rays import Outcome, Rays, place_of_actor, recall_update, remember_update
 from forebay.cluster.replica import Replica
 from forebay.route.announcement import Role
 from tests.cluster.fake_ray import Actor, ActorDiedError, FakeRay, GetTimeoutError, RayError, Strategy, fake_ray
@@ -152,7 +151,7 @@ def test_actor_is_detached_named_and_started_again_for_ever(
         "name": "server-1", "namespace": "forebay", "lifetime": "detached", "max_restarts": -1, "max_concurrency": 4,
         "num_cpus": 3.0, "memory": 5 << 30, "num_gpus": 1.0, **options,
     }  # fmt: skip
-    assert fake_ray.events == [("create", rays_module.Actor, settings, made.encode())]
+    assert fake_ray.events == [("create", Replica, settings, (made.encode(), place_of_actor))]
 
 
 def test_actor_without_memory_asks_ray_for_none(rays: Rays, fake_ray: FakeRay) -> None:
@@ -228,16 +227,11 @@ def test_actor_that_is_ended_stays_so_and_its_weights_are_forgotten(rays: Rays, 
     assert [recall_update(name) is None for name in updates] == [True, False, False]
 
 
-def test_actor_has_its_node_s_address_and_the_weights_that_were_kept(
-    fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Any] = []
-    monkeypatch.setattr(Replica, "__init__", lambda self, *arguments: made.append(arguments))
-    data, update = spec("server-1").encode(), Update(path="/new", num_updates=1)
-    rays_module.Actor(data)
+def test_place_of_actor_is_its_node_s_address_and_the_weights_that_were_kept(fake_ray: FakeRay) -> None:
+    assert place_of_actor("server-1") == ("10.0.0.7", None)
+    update = Update(path="/new", num_updates=1)
     remember_update("server-1", update)
-    rays_module.Actor(data)
-    assert made == [(data, "10.0.0.7", None), (data, "10.0.0.7", update)]
+    assert place_of_actor("server-1") == ("10.0.0.7", update)
 
 
 @pytest.mark.parametrize(

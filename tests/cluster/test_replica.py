@@ -62,7 +62,7 @@ def fake(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def make(*words: str, role: Role | None = Role.BOTH, update: Update | None = None, **fields: Any) -> Replica:
     fields = {"host": "127.0.0.1", "drain_timeout_s": 9, "needs": Needs(num_cpus=0), **fields}
     spec = Spec(name="server-1", role=role, words=words, **fields)
-    return Replica(spec.encode(), "10.0.0.1", update)
+    return Replica(spec.encode(), lambda name: ("10.0.0.1", update))
 
 
 def status(found: Replica) -> Status:
@@ -200,7 +200,7 @@ def test_process_ends_with_the_actor_that_is_killed(home: Path) -> None:
         f"process.ENTRY = [{str(FAKE)!r}]\n"
         "from forebay.cluster.messages import *\n"
         "spec = Spec(name='server-1', role='both', words=(), needs=Needs(num_cpus=0), host='127.0.0.1')\n"
-        "found = replica.Replica(spec.encode(), '127.0.0.1')\n"
+        "found = replica.Replica(spec.encode(), lambda name: ('127.0.0.1', None))\n"
         "while (status := msgspec.msgpack.decode(found.status(), type=Status)).phase != 'ready': time.sleep(0.01)\n"
         "print(status.pid, flush=True); time.sleep(3600)\n"
     )
