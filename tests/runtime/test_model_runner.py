@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.step_plan import StepResult
+from forebay.requests.step_plan import HostWork, StepResult
 from forebay.runtime import ModelRunner
 from tests.runtime.fake_model import CONTEXT, NUM_ROWS, PAGE_SIZE, PAGES_PER_ROW, VOCAB, FakeModel, fake_runner, planner
 
@@ -48,10 +48,11 @@ def tokens_of(results: list[StepResult], index: int = 0) -> list[int]:
     return [result.token_ids[index] for result in results]
 
 
-def test_model_runner_step_without_host_work_touches_neither_copies_nor_tiers():
+def test_model_runner_step_without_host_work_touches_neither_copies_nor_tiers(monkeypatch):
     """They cost such a step nothing."""
     expected, plans = run_alone(1, WISHES["drawn"], prompt(1), steps=3), planner(fake_runner(), seed=1)
     plans.runner.inputs.copies = plans.runner.inputs.tiers = None
+    monkeypatch.delattr(HostWork, "copies")
     plans.admit(1, prompt(1), WISHES["drawn"])
     got = [plans.step(extends=[(1, 7)])] + [plans.step(decodes=[1]) for _ in range(3)]
     assert tokens_of(got) == tokens_of(expected)

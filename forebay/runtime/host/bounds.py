@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from forebay.base.parts import I64, Pool, paths_of
-from forebay.requests.step_plan import Admission, StepPlan
+from forebay.requests.step_plan import NO_HOST_WORK, Admission, HostWork, StepPlan
 
 
 class IndexOutOfPool(Exception):
@@ -70,7 +70,11 @@ class PoolBounds:
         for admission in plan.admissions:
             self._check_admission(admission)
         self._check_pictures(plan)
-        for copy in plan.host.copies:
+        if plan.host is not NO_HOST_WORK:
+            self._check_copies(plan.host)
+
+    def _check_copies(self, host: HostWork) -> None:
+        for copy in host.copies:
             for kind, slots in copy.slots.items():
                 _inside(f"{kind} slots of a copy", slots, self._sizes.get(kind, 0), least=1)
 
