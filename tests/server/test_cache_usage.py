@@ -10,8 +10,9 @@ import pytest
 from forebay.memory.retention import NotKept
 from forebay.requests.updates import CacheReport, MemoryReport, MissReason
 from forebay.scheduler.state import PoolState
-from tests.server.conftest import Running
+from tests.server.conftest import Running, start
 from tests.server.fake_engine import FakeEngine
+from tests.text.tiny_tokenizer import tiny_tokenizer
 
 Launch = Callable[..., Running]
 SYSTEM = {"role": "system", "content": "Answer in verse, and never in more than four lines."}
@@ -230,6 +231,18 @@ def test_marked_prefixes_are_kept_as_long_as_each_mark_says(launch: Launch, hybr
     assert [asked.ttl_s for asked in retentions] == [3600.0, 300.0]
     assert texts[0].endswith("You are brief.<|im_end|>\n")
     assert texts[1].endswith("user\nhello<|im_end|>\n")
+
+
+def test_mark_whose_place_the_template_hides_keeps_the_whole_prompt() -> None:
+    template = (
+        "{% if messages|length < 3 %}{{ raise_exception('too few') }}{% endif %}"
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+    server = start(tiny_tokenizer(template=template), FakeEngine)
+    said = [{"role": role, "content": "hello"} for role in ("user", "assistant", "user")]
+    chat(server, messages=[{**said[0], "cache_control": {"type": "ephemeral"}}, *said[1:]])
+    assert server.engine.retentions == [[(len(server.engine.submitted[0].prompt), 300.0)]]
+    server.close()
 
 
 @pytest.mark.parametrize(("value", "ttl_s"), [("in_memory", 300.0), ("in-memory", 300.0), ("24h", 86400.0)])

@@ -164,7 +164,8 @@ async def _chat_prompt(server: ServerContext, body: ChatRequest) -> Prompt:
         breakpoints=[point for point, _ in marks],
         marks_alone=not wants_points,
     )
-    retentions = [RetentionRequest(end, ttl_s) for end, (_, ttl_s) in zip(chat.marks, marks, strict=True) if end]
+    ends = [end or len(chat.token_ids) for end in chat.marks]  # all of it if the template hides where a mark is
+    retentions = [RetentionRequest(end, ttl_s) for end, (_, ttl_s) in zip(ends, marks, strict=True)]
     points = tuple(chat.resume_points) if wants_points else ()
     return Prompt(token_ids=chat.token_ids, resume_points=points, retentions=tuple(sorted(retentions)))
 
