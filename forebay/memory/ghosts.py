@@ -57,6 +57,10 @@ class _Table:
         self.request: npt.NDArray[np.uint32] = np.zeros(size, dtype=np.uint32)
         self.place: npt.NDArray[np.uint32] = np.zeros(size, dtype=np.uint32)
 
+    def clear(self) -> None:
+        """Free all places; takes no memory."""
+        self.keys[:] = _EMPTY
+
     def find(self, keys: Keys, *, insert: bool = False) -> Ids:
         """Return the place of each key, -1 for a missing one; with `insert` that gets a place. Keys are distinct."""
         size = np.uint64(len(self.keys))
@@ -89,11 +93,12 @@ class Ghosts:
         self._most = max(FACTORS) * max(tiers.values()) // self._sampled + 1
         self._powers: Keys = np.ones(1, dtype=np.uint64)
         self._counts: dict[str, _Counts] = {}
+        self._table = _Table(int(self._most * _PLACES) + 16)
         self.clear()
 
     def clear(self) -> None:
-        """Forget all ghosts, when the cache is flushed."""
-        self._table = _Table(int(self._most * _PLACES) + 16)
+        """Forget all ghosts, when the cache is flushed; takes no memory."""
+        self._table.clear()
         self._first: Ids = np.zeros(0, dtype=np.int64)  # by request: the pages that later ones have used since
         self._size: Ids = np.zeros(0, dtype=np.int64)  # by request: the number of its pages
         self._most_requests = 1024  # until those without pages are dropped

@@ -86,7 +86,7 @@ class Leaves:
                 leaves = self._of.get(tenant)
                 while leaves and not leaves[0][0] and shares.held[tenant] > rest:
                     yield leaves[0][-1]
-            if not retention.give_up(_is_unlocked):
+            if not retention.give_up(lambda node, _: not node.locks and retention.is_last(node)):
                 return
 
     def oldest(self) -> Iterator[Node]:
@@ -104,11 +104,6 @@ class Leaves:
     def clear(self) -> None:
         """Forget all candidates."""
         self._of.clear()
-
-
-def _is_unlocked(node: Node, pages: Ids) -> bool:
-    """Return whether no request reads the prefix that ends at a node."""
-    return not node.locks
 
 
 class RadixCache:

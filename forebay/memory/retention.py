@@ -113,6 +113,10 @@ class Retention:
             step = step.parent
         return None
 
+    def is_last(self, node: Node) -> bool:
+        """Return whether no other retained prefix continues the one that ends at a node: else its pages stay."""
+        return self.nodes[node].total() == 1
+
     def use(self, node: Node, now: float) -> None:
         """Extend the longest retained prefix of a request that resumes at the end of `node`."""
         if found := self.of(node):

@@ -8,7 +8,6 @@ import msgspec
 
 from forebay.base.errors import ForebayError, from_code
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.retention import NotKept
 from forebay.requests.step_plan import TokenLogprob
 
 __all__ = ["CacheReport", "Failure", "FinishReason", "MemoryReport", "MissReason", "SpeculationReport", "Update"]
@@ -55,7 +54,7 @@ class MemoryReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     checkpoints: list[int] = []
     kept_tokens: int = 0
     kept_s: float = 0.0
-    not_kept: str = NotKept.NOT_ASKED
+    not_kept: str = ""
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):

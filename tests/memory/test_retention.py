@@ -122,6 +122,18 @@ def test_retention_of_a_prefix_that_a_request_reads_is_not_given_up_for_pages() 
     rig.check()
 
 
+def test_retention_of_a_prefix_that_another_one_continues_is_given_up_behind_that() -> None:
+    rig = rig_of("pages")
+    insert(rig, TALK)
+    rig.keep(TALK, 30.0, num=4)
+    rig.keep(TALK, 60.0)
+    assert rig.cache.evict(2) == 2
+    assert (rig.cache.retention.num_given_up, rig.cache.retention.num_pages) == (1, 4)
+    assert rig.cache.evict(8) == 8
+    assert (rig.found(TALK), rig.cache.retention.num_given_up) == (2, 2)
+    rig.check()
+
+
 def test_retention_ends_at_its_time() -> None:
     rig = rig_of("pages")
     insert(rig, TALK)

@@ -40,9 +40,16 @@ RETENTION = (
     Mutant(
         "C8 C27 retained pages are evicted for a request that needs them",
         "memory/radix_cache.py",
-        "            if not retention.give_up(_is_unlocked):\n                return\n",
-        "            return\n",
+        " and retention.is_last(node)):\n                return\n",
+        " and retention.is_last(node) and False):\n                return\n",
         _SCHEDULER + "test_c8_kept_prefixes_refuse_no_request",
+    ),
+    Mutant(
+        "C8 no retention is given up that frees no page",
+        "memory/radix_cache.py",
+        "retention.give_up(lambda node, _: not node.locks and retention.is_last(node))",
+        "retention.give_up(lambda node, _: not node.locks)",
+        _POOLS + "test_retention_of_a_prefix_that_another_one_continues_is_given_up_behind_that",
     ),
     Mutant(
         "C8 C27 retained states are evicted for a request that needs them",

@@ -22,7 +22,7 @@ PROMPT = list(range(16))
 def kept(rig: Rig, req: Request) -> tuple[int, float, str]:
     """The tokens that are kept of a request, for how long, and why no more."""
     reports = [update.memory for update in rig.updates if update.request_id == req.id and update.finish]
-    report = reports[0] or MemoryReport()
+    report = reports[0] or MemoryReport(not_kept=NotKept.NOT_ASKED)
     return report.kept_tokens, report.kept_s, report.not_kept
 
 

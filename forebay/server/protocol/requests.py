@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints, Tag, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, Tag, model_validator
 
 from forebay.base.foreign import PASSED
 from forebay.base.sampling import NUMBERS
@@ -278,7 +278,6 @@ class ChatRequest(Thinking, Templated, Sampling):
         **{name: harmless for name, harmless in IGNORED.items() if name not in TOOL_FIELDS},
         **neutral("chat"),
     }
-    _tools_ttl_s: float = PrivateAttr(0.0)  # for how long the client wants its tools kept, where its dialect can say so
     messages: Messages
     verbosity: Literal["low", "medium", "high"] | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
@@ -349,11 +348,8 @@ class ChatRequest(Thinking, Templated, Sampling):
 
     @property
     def marks(self) -> list[tuple[Breakpoint, float]]:
-        """Return the client's marks, and for how many seconds each prefix is kept. A mark of a tool is in front of the
-        first message of the user, behind all tools and the text of the system."""
-        marks = [(Breakpoint(i, end), ttl_s) for i, message in enumerate(self.messages) for end, ttl_s in message.marks]
-        first = next((i for i, message in enumerate(self.messages) if message.role == "user"), None)
-        return marks if not self._tools_ttl_s or first is None else [(Breakpoint(first, 0), self._tools_ttl_s), *marks]
+        """Return the client's marks in messages, and for how many seconds each prefix is kept."""
+        return [(Breakpoint(i, end), ttl_s) for i, message in enumerate(self.messages) for end, ttl_s in message.marks]
 
 
 def _repeated(names: list[str]) -> str:

@@ -283,7 +283,7 @@ async def messages(request: Request, server: ServerContext) -> Response:
         moved=moved,
     )
     with renamed(body.renamings):
-        return await serve_chat(server, context, chat, dialect, cut_to_room=True)
+        return await serve_chat(server, context, chat, dialect, cut_to_room=True, tools_ttl_s=body.tools_ttl_s)
 
 
 async def count_tokens(request: Request, server: ServerContext) -> Response:

@@ -166,7 +166,6 @@ class CountTokensRequest(WithVariables):
         body = super().parse(data, lenient=lenient, images=images)
         with renamed(_NAMES):
             body._chat = ChatRequest.parse(body.as_chat(), images=images)
-        body._chat._tools_ttl_s = body._tools_ttl_s
         stated = body._variables_think
         if body.thinking is not None and stated not in (None, body.thinks):
             what = f"thinking has type {body.thinking.type}, and chat_template_kwargs say otherwise: send one of them"
@@ -198,10 +197,10 @@ class CountTokensRequest(WithVariables):
     @property
     def marked(self) -> bool:
         """Return whether the client marks any part of the prompt for caching."""
-        return bool(self._tools_ttl_s or self._chat.marks)
+        return bool(self.tools_ttl_s or self._chat.marks)
 
     @property
-    def _tools_ttl_s(self) -> float:
+    def tools_ttl_s(self) -> float:
         """For how many seconds the client wants its tools kept; 0 if it marks none."""
         marks = (tool.cache_control for tool in self.tools or ())
         return max((mark.ttl_s for mark in marks if mark is not None), default=0.0)

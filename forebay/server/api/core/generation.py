@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.engine.client.choice import Choice, Piece, Prompt
 from forebay.engine.stream import Stream
+from forebay.memory.retention import NotKept
 from forebay.requests.sampling_params import RANDOM_SEED, Grammar, SamplingParams, seed_of_choice
 from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import CacheReport, MemoryReport, Update
@@ -285,8 +286,11 @@ class Order:
         return msgspec.structs.replace(self.params.of_tokens(), seed=seed_of_choice(self.seed, number), grammar=grammar)
 
 
+NOTHING_ASKED: Final = MemoryReport(not_kept=NotKept.NOT_ASKED)
+
+
 def cache_usage(
-    reports: Sequence[CacheReport], table: TokenBytes, memories: Sequence[MemoryReport] = (MemoryReport(),)
+    reports: Sequence[CacheReport], table: TokenBytes, memories: Sequence[MemoryReport] = (NOTHING_ASKED,)
 ) -> CacheUsage:
     """Sum up the reports of a request's prompts, one each: tokens are summed, the reason and the difference are the
     first's. Of its choices, described by `memories`, retractions are summed; checkpoints, and what is kept, are the

@@ -32,6 +32,7 @@ from forebay.server.api.core.rendezvous import FIELDS, rendezvous_of
 from forebay.server.context import RequestContext, ServerContext
 from forebay.server.protocol.requests import I32, RETENTION_S, ChatRequest, CompletionRequest
 from forebay.server.protocol.validation import INVALID_COMBINATION, UNSUPPORTED_FIELD
+from forebay.text.resumption import Breakpoint
 
 log = get_logger("server")
 
@@ -115,12 +116,14 @@ async def serve_chat(
     *,
     num_top: int = -1,
     cut_to_room: bool = False,
+    tools_ttl_s: float = 0.0,
 ) -> Response:
     """Render, submit and answer a chat in `dialect`.
 
     `num_top` is the number of alternatives whose log-probabilities are returned for each token, -1 for no
-    log-probabilities. With `cut_to_room` the output is limited to the rest of the context instead of refused. Raises
-    InvalidRequest, and what admission raises.
+    log-probabilities. With `cut_to_room` the output is limited to the rest of the context instead of refused. The
+    client wants its tools kept for `tools_ttl_s` seconds, 0 for not at all. Raises InvalidRequest, and what admission
+    raises.
     """
     check_answerable(body, server.model.answers)
     ignored = unread_variables(server.tokenizer, body)
@@ -131,8 +134,14 @@ async def serve_chat(
     if ignored:
         context.note_ignored(ignored)
 
+    in_parts = any(message.cache_control is not None or isinstance(message.content, list) for message in body.messages)
+    has_places = in_parts or tools_ttl_s > 0 or server.engine.info.wants_resume_points
+
     async def prompts() -> list[Prompt]:
-        prompt = await _chat_prompt(server, body)
+        if has_places:
+            prompt = await _prompt_with_places(server, body, tools_ttl_s)
+        else:
+            prompt = Prompt(token_ids=await render(server, server.tokenizer.encode_chat, body.messages, body))
         found = server.model.answers
         is_read = body.offered_tools or found.formats.thinking is not None
         reading = reading_of(body, found, server.tokenizer, prompt.token_ids) if is_read else None
@@ -145,15 +154,18 @@ async def serve_chat(
 
     of_prompt = -1 if body.prompt_logprobs is None else body.prompt_logprobs
     params = RequestedParams.of(server, body, num_top=num_top, prompt_logprobs=of_prompt, cut_to_room=cut_to_room)
-    if any(isinstance(message.content, list) for message in body.messages):
+    if in_parts:
         prompts = partial(with_images, server, context, body.messages, prompts)
     return await _serve(server, context, body, dialect, prompts, params)
 
 
-async def _chat_prompt(server: ServerContext, body: ChatRequest) -> Prompt:
+async def _prompt_with_places(server: ServerContext, body: ChatRequest, tools_ttl_s: float) -> Prompt:
     """Return the prompt of a chat, with the places behind which others will go on if the model or the client wants
-    them."""
+    them. A mark of tools is in front of the first message of the user, behind the text of the system."""
     marks, wants_points = body.marks, server.engine.info.wants_resume_points
+    first = next((i for i, message in enumerate(body.messages) if message.role == "user"), None)
+    if tools_ttl_s and first is not None:
+        marks.insert(0, (Breakpoint(first, 0), tools_ttl_s))
     if not (marks or wants_points):
         return Prompt(token_ids=await render(server, server.tokenizer.encode_chat, body.messages, body))
     chat = await render(
@@ -262,7 +274,9 @@ async def _serve(
         for asked in body.grammars:
             await server.grammars.check(server.client, asked.grammar, asked.field)
         with naming(source):
-            made = [_keeping(prompt, RETENTION_S[body.prompt_cache_retention]) for prompt in await prompts()]
+            made = await prompts()
+        if ttl_s := RETENTION_S[body.prompt_cache_retention]:
+            made = [_keeping(prompt, ttl_s) for prompt in made]
         if watch.gone:
             raise ClientGone
         order = replace(order, params=await requested.complete(server, made, source))
@@ -289,12 +303,8 @@ async def _serve(
 
 
 def _keeping(prompt: Prompt, ttl_s: float) -> Prompt:
-    """Return a prompt that is kept as a whole for so many seconds, besides the client's marks; 0: only these are."""
-    return (
-        replace(prompt, retentions=(*prompt.retentions, RetentionRequest(len(prompt.token_ids), ttl_s)))
-        if ttl_s
-        else prompt
-    )
+    """Return a prompt that is kept as a whole for so many seconds, besides the client's marks."""
+    return replace(prompt, retentions=(*prompt.retentions, RetentionRequest(len(prompt.token_ids), ttl_s)))
 
 
 def _gained(reports: Sequence[SpeculationReport]) -> dict[str, float]:
