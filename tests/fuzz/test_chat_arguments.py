@@ -128,7 +128,7 @@ def test_d7_lengths_to_resume_at_lie_within_the_prompt(seed: int, tokenizer: Tok
         ids = control_tokens(tokenizer, body)
         prompt = outcome(
             ForebayError,
-            lambda: tokenizer.encode_chat_prompt(messages, breakpoints=body.breakpoints, **variables),
+            lambda: tokenizer.encode_chat_prompt(messages, breakpoints=[point for point, _ in body.marks], **variables),
         )
         if isinstance(ids, ForebayError):
             assert isinstance(prompt, ForebayError)
