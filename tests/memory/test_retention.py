@@ -243,6 +243,16 @@ def test_c32_prefix_of_two_tenants_is_retained_until_the_longer_time() -> None:
     rig.check()
 
 
+def test_c32_tenant_without_room_for_a_longer_time_extends_that_of_another() -> None:
+    rig = rig_of("pages", num_pages=72, weights={"a": 5, "b": 1})
+    insert(rig, TALK, tenant="a")
+    rig.keep(TALK, 60.0, tenant="a")
+    rig.later(10.0)
+    found = rig.keep(TALK, 3600.0, tenant="b")
+    assert (found.tenant, found.until) == ("a", 70.0)
+    rig.check()
+
+
 def test_retention_survives_splits_and_longer_prompts() -> None:
     rig = rig_of("windows", page_size=2)
     insert(rig, TALK)
