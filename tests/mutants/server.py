@@ -31,8 +31,8 @@ SERVER = (
     Mutant(
         "C28 a compaction replaces what the model and its tools said before it",
         "server/api/openai/compaction.py",
-        "if place >= last or _stays(item)]",
-        "]",
+        "item if place >= last or _is_asked(item) else tools_alone(item) for",
+        "item for",
         "server/test_compaction.py::test_item_is_expanded_to_its_summary_and_replaces_what_the_model_said",
     ),
     Mutant(

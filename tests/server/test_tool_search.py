@@ -5,21 +5,35 @@ The types are OpenAI's client's own.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from openai.types.responses import ResponseOutputItem
 from pydantic import TypeAdapter
 
+from forebay.http.security import Tenant
+from forebay.server.api.openai.compaction import expanded
+from forebay.server.api.openai.responses_items import read, tools_offered, written
+from forebay.server.api.openai.seals import Seals
+from forebay.server.api.openai.truncation import without
+from forebay.text.answers.probes import find_formats
+from tests.server.conftest import MODEL, start
+from tests.server.fake_engine import FakeEngine
 from tests.server.test_namespaces import ADD, CALC, called
 from tests.server.test_responses import Model
 from tests.text.answers.templates import QWEN3
+from tests.text.tiny_tokenizer import tiny_tokenizer
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 SEARCH = {"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": QUERY}
 ASKED = {"role": "user", "content": "Add 1 and 2."}
 ADDED = {"type": "additional_tools", "role": "developer", "tools": [CALC]}
+SEARCHED = {"type": "tool_search_call", "call_id": "c", "arguments": {"query": "sums"}}
+FOUND_ADD = {"type": "tool_search_output", "call_id": "c", "tools": [ADD]}
 ITEM: TypeAdapter[Any] = TypeAdapter(ResponseOutputItem)
 
 
@@ -95,6 +109,41 @@ def test_additional_tools_are_offered_and_the_first_of_a_name_stands(model: Mode
     assert [(call["namespace"], call["name"]) for call in whole["output"]] == [("mcp__calc", "add")]
     assert '"description": "Sums.\\n\\nAdds two numbers."' in model.prompt()
     assert "Another." not in model.prompt()
+
+
+def test_tools_of_a_conversation_stay_if_its_items_are_dropped() -> None:
+    items = read([ADDED, ASKED, SEARCHED, FOUND_ADD, {"role": "assistant", "content": "Well."}, ASKED])
+    assert written(read(written(items))) == written(items)
+    kept = without(items, 5)
+    assert [item.type for item in kept] == ["additional_tools", "additional_tools", "message"]
+    assert [offered.name for offered in tools_offered((), kept)] == ["mcp__calc__add", "mcp__calc__patch", "add"]
+
+
+def test_tools_before_a_summary_stay() -> None:
+    pytest.importorskip("cryptography", reason="nothing is sealed without it: pip install 'forebay[compaction]'")
+    seals, tenant = Seals(b"secret"), Tenant("one")
+    sealed = seals.seal(tenant, b'{"summary": "x"}', time.time())
+    items = read([ADDED, ASKED, SEARCHED, FOUND_ADD, {"role": "assistant", "content": "Well."}, ASKED])
+    summed = read([*written(items), {"type": "compaction", "encrypted_content": sealed}])
+    assert [item.type for item in expanded(seals, tenant, summed)] == [
+        "additional_tools", "message", "additional_tools", "message", "compaction",
+    ]  # fmt: skip
+
+
+def test_search_of_a_stored_response_is_continued(patience: None) -> None:
+    tokenizer = tiny_tokenizer(template=QWEN3)
+    model = replace(MODEL, answers=find_formats(tokenizer))
+    with (
+        closing(start(tokenizer, FakeEngine, model=model, responses_store_bytes=1 << 20)) as server,
+        server.client() as http,
+    ):
+        first = http.post("/v1/responses", json={"input": [ASKED, SEARCHED, FOUND_ADD], "max_output_tokens": 5}).json()
+        body = {"input": "Go on.", "previous_response_id": first["id"], "max_output_tokens": 5}
+        assert http.post("/v1/responses", json=body).status_code == 200
+        listed = http.get(f"/v1/responses/{first['id']}/input_items").json()["data"]
+        prompt = tokenizer.decode(server.engine.submitted[-1].prompt, skip_special_tokens=False)
+    assert "Adds two numbers." in prompt
+    assert {item["type"] for item in listed} == {"message", "tool_search_call", "tool_search_output"}
 
 
 def test_search_that_the_server_would_do_is_left_out(model: Model) -> None:

@@ -36,6 +36,7 @@ from forebay.server.api.openai.responses_items import (
     Item,
     MessageItem,
     read,
+    tools_alone,
     written,
 )
 from forebay.server.api.openai.responses_request import TRIGGER, CompactRequest, InputTokensRequest, ResponsesRequest
@@ -140,14 +141,15 @@ def is_triggered(items: Sequence[Item]) -> bool:
 
 
 def expanded(seals: Seals, tenant: Tenant, items: Sequence[Item]) -> list[Item]:
-    """Return the items with their summaries. Before the last one only messages of the user and of the system stay.
-    Raises InvalidRequest that names an item which cannot be opened, and HttpError 501."""
+    """Return the items with their summaries. Before the last one only messages of the user and of the system stay, and
+    tools. Raises InvalidRequest that names an item which cannot be opened, and HttpError 501."""
     last = max((place for place, item in enumerate(items) if isinstance(item, CompactionItem)), default=-1)
-    kept = [item for place, item in enumerate(items) if place >= last or _stays(item)]
+    stays = (item if place >= last or _is_asked(item) else tools_alone(item) for place, item in enumerate(items))
+    kept = [item for item in stays if item is not None]
     return [_opened(seals, tenant, item) if isinstance(item, CompactionItem) else item for item in kept]
 
 
-def _stays(item: Item) -> bool:
+def _is_asked(item: Item) -> bool:
     return isinstance(item, MessageItem) and item.role != "assistant"
 
 

@@ -314,6 +314,13 @@ CALLS: Final = (FunctionCallItem, TextCallItem, ToolSearchCallItem)
 OUTPUTS: Final = (FunctionOutputItem, TextOutputItem, ToolSearchOutputItem)
 
 
+def tools_alone(item: Item) -> AdditionalToolsItem | None:
+    """Return the tools that an item brings, as an item that belongs to no call; None if it brings none."""
+    if isinstance(item, ToolSearchOutputItem):
+        return AdditionalToolsItem(type="additional_tools", tools=item.tools)
+    return item if isinstance(item, AdditionalToolsItem) else None
+
+
 def tools_of(items: Sequence[Item]) -> Iterator[tuple[int, list[Tool]]]:
     """Yield the tools that items bring, with the place of each item."""
     for place, item in enumerate(items):

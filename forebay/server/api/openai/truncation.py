@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from forebay.base.errors import RequestError
 from forebay.server.api.core.images import chat_ids
 from forebay.server.api.core.prompts import check_answerable
-from forebay.server.api.openai.responses_items import CALLS, OUTPUTS, AdditionalToolsItem, Item, MessageItem
+from forebay.server.api.openai.responses_items import CALLS, OUTPUTS, Item, MessageItem, tools_alone
 from forebay.server.api.openai.responses_request import InputTokensRequest
 from forebay.server.context import RequestContext, ServerContext
 from forebay.server.protocol.requests import ChatRequest
@@ -45,14 +45,20 @@ async def truncated(
 
 
 def without(items: Sequence[Item], num_dropped: int) -> list[Item]:
-    """Return the items without the first ones, of which messages of the system stay, and the user's last one if no
-    other is left. Results whose calls are dropped are dropped with them."""
+    """Return the items without the first ones, of which messages of the system and tools stay, and the user's last one
+    if no other is left. Results whose calls are dropped are dropped with them."""
     first, rest = items[:num_dropped], items[num_dropped:]
     asked = [place for place, item in enumerate(items) if _is_of(item, "user")][-1:]
-    kept = [item for place, item in enumerate(first) if place in asked or _is_of(item, "system", "developer")]
+    stays: Iterator[Item | None] = (item if i in asked else _lasting(item) for i, item in enumerate(first))
+    kept: list[Item] = [item for item in stays if item is not None]
     dropped = {item.call_id for item in first if isinstance(item, CALLS)}
     return kept + [item for item in rest if not (isinstance(item, OUTPUTS) and item.call_id in dropped)]
 
 
+def _lasting(item: Item) -> Item | None:
+    """Return what of a dropped item stays: messages of the system, and tools."""
+    return item if _is_of(item, "system", "developer") else tools_alone(item)
+
+
 def _is_of(item: Item, *roles: str) -> bool:
-    return isinstance(item, MessageItem | AdditionalToolsItem) and item.role in roles
+    return isinstance(item, MessageItem) and item.role in roles
