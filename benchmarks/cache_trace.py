@@ -3,6 +3,8 @@
     python benchmarks/cache_trace.py                     # every configuration: a minute or so
     python benchmarks/cache_trace.py --shift             # each conversation behind a random number of tokens of its own
     python benchmarks/cache_trace.py --quick --turns     # few configurations, and the loss of each turn
+    python -m benchmarks.cache_trace --part 10           # device memory for a tenth, with and without a host tier
+    python -m benchmarks.cache_trace --part 10 --engine  # the same with the embedded model, or --model
 
 The trace, token by token and seeded: 8 conversations of 10 turns over one system prompt (350 tokens), user turns of
 20-120 and answers of 30-200 tokens, a chat template's header around each, several conversations at once. The real
@@ -15,9 +17,10 @@ earlier prompt with its answer but for the last token, which nobody computes. It
 from __future__ import annotations
 
 import argparse
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
@@ -207,15 +210,19 @@ class Setup:
     depth: int
     strategy: StateStrategy
     scarce: bool
+    part: int = (
+        0  # the device has memory for one in so many tokens of the trace, and states alike; 0: for more than all
+    )
+    host: bool = False  # a host tier has memory for twice the trace
 
     @property
     def states(self) -> bool:
         return self.kind.startswith("hybrid")
 
-    def config(self, num_conversations: int) -> SchedulerConfig:
+    def config(self, trace: Sequence[Sequence[Turn]]) -> SchedulerConfig:
         """Room for all KV and, unless scarce, for 4 states and 4 windows of each conversation besides what runs. Scarce
         are half a state and half a window of each running request besides, and a resident copy of a page in 16."""
-        ps, depth = self.page_size, self.depth
+        ps, depth, num_conversations = self.page_size, self.depth, len(trace)
         num_pages = num_conversations * ceil_div(CONTEXT, ps)
         spare = NUM_RUNNING // 2 if self.scarce else 4 * num_conversations
         slots = NUM_RUNNING * (1 + tracking_slots(self.strategy is StateStrategy.EXTRA_BUFFER, depth)) + spare
@@ -233,7 +240,16 @@ class Setup:
             strategy=self.strategy,
             track_interval=interval,
         )
+        tiers: dict[str, dict[str, int]] = {}
+        if self.part:
+            all_pages = sum(ceil_div(len(turns[-1].computed), ps) for turns in trace)
+            num_pages = all_pages // self.part
+            states = {"state": NUM_RUNNING * 3 + len(trace) // self.part} if self.states else {}
+            state = replace(state, num_slots=states, slot_bytes={"kv": ps}, recompute_bytes_per_token=1 << 10)
+            many = {"state": 20 * len(trace)} if self.states else {}
+            tiers = {"host": {"kv": 2 * all_pages, **many}} if self.host else {}
         return SchedulerConfig(
+            tiers=tiers,
             page_size=ps,
             num_pages=num_pages,
             max_running_requests=NUM_RUNNING,
@@ -266,7 +282,7 @@ class Player:
 
     def __init__(self, trace: Sequence[Sequence[Turn]], setup: Setup) -> None:
         self._runner = TraceRunner()
-        scheduler = Scheduler(setup.config(len(trace)))
+        scheduler = Scheduler(setup.config(trace))
         ends = EndTokens([END], vocab_size=VOCAB)
         self._core = EngineCore(scheduler, self._runner, vocab_size=VOCAB, end_tokens=ends, clock=lambda: 0.0)
         self._coming = {turns[0].pause_steps: [] for turns in trace}  # type: dict[int, list[Turn]]
@@ -362,15 +378,71 @@ def print_losses(console: Console, setup: Setup, played: Played, num_turns: int)
     console.print(table)
 
 
+def print_parts(console: Console, trace: Sequence[Sequence[Turn]], part: int) -> None:
+    """Play the trace with device memory for one in `part` of its tokens, without and with a host tier."""
+    table = Table("model", "page", "host tier", "reused", "prompt tokens computed", "loaded")
+    for kind, page_size, host in product(("plain", "hybrid"), (16,), (False, True)):
+        strategy = StateStrategy.EXTRA_BUFFER
+        setup = Setup(kind=kind, page_size=page_size, depth=1, strategy=strategy, scarce=False, part=part, host=host)
+        played = Player(trace, setup).play()
+        computed, loaded = (int(played.counters[name]) for name in ("computed_prompt_tokens", "tier_loaded_tokens"))
+        words = "yes" if host else "no"
+        table.add_row(kind, str(page_size), words, f"{played.share:.1%}", f"{computed:,}", f"{loaded:,}")
+    table.title = f"{len(trace)} conversations, {played.reusable:,} reusable tokens, device memory for 1 in {part}"
+    console.print(table)
+
+
+def replay(model: str | None, trace: Sequence[Sequence[Turn]], part: int) -> None:
+    """Compute each prompt of the trace with a real engine, a turn of all conversations at a time, without and with a
+    host tier, and print prompt tokens per second."""
+    from forebay import LLM
+    from forebay.requests.sampling_params import SamplingParams as Params
+
+    num_tokens = sum(len(turns[-1].computed) for turns in trace)
+    params = Params(max_tokens=1, temperature=0.0, ignore_eos=True)
+    for host in (False, True):
+        with LLM(
+            model,
+            context_length=CONTEXT,
+            max_running_requests=2,
+            max_total_tokens=max(num_tokens // part, CONTEXT),
+            host_cache_bytes=(2 << 30) if host else 0,
+        ) as llm:
+            llm.generate([{"prompt_token_ids": [1, 2, 3]}], params)
+            begin, num_prompt, num_cached = time.perf_counter(), 0, 0
+            for number in range(len(trace[0])):
+                for turns in trace:
+                    (output,) = llm.generate([{"prompt_token_ids": turns[number].prompt.tolist()}], params)
+                    num_prompt += len(turns[number].prompt)
+                    num_cached += output.cache.cached_tokens
+            seconds = time.perf_counter() - begin
+        print(
+            f"{'with' if host else 'without'} a host tier: {num_prompt:,} prompt tokens in {seconds:.1f} s, "
+            f"{num_prompt / seconds:,.0f} per second, {num_cached / num_prompt:.1%} cached",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shift", action="store_true", help="each conversation behind 0-300 tokens of its own")
     parser.add_argument("--turns", action="store_true", help="print the loss of each turn")
     parser.add_argument("--quick", action="store_true", help="overlap only, and no hybrids with windows")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", type=int, help="device memory for one in so many tokens of the trace")
+    parser.add_argument("--conversations", type=int, default=64, help="with --part")
+    parser.add_argument("--engine", action="store_true", help="with --part: a real engine")
+    parser.add_argument("--model", help="with --engine; the embedded model by default")
     args = parser.parse_args()
-    trace = make_trace(8, 10, args.shift, args.seed)
     console = Console(width=150)
+    if args.part:
+        trace = make_trace(args.conversations, 10, args.shift, args.seed)
+        if args.engine:
+            replay(args.model, trace, args.part)
+        else:
+            print_parts(console, trace, args.part)
+        return
+    trace = make_trace(8, 10, args.shift, args.seed)
     table = Table(
         "model", "page", "depth", "strategy", "memory", "reused", "states taken / evicted / skipped", "misses"
     )

@@ -184,7 +184,7 @@ class AdmissionPass:
         if not self._starts:
             return
         if self._num_startable is None:
-            self._num_startable = min(self._pools.rows.slots.num_free, self._pools.rows.size - self._num_running)
+            self._num_startable = self._num_free_rows
             some_wait = self._queues.constraints.unready or self._under_test
             self._candidates = self._queues.candidates if some_wait else self._queues.waiting.of
             num_candidates = sum(map(len, self._candidates.values()))
@@ -295,11 +295,18 @@ class AdmissionPass:
                 return True
         return False
 
+    @property
+    def _num_free_rows(self) -> int:
+        """Return the number of requests that can start, beside those for which loads are in flight: each of these keeps
+        its row, or the next in line would start without what a tier has of it."""
+        rows = self._pools.rows
+        return max(0, min(rows.slots.num_free, rows.size - self._num_running) - self._memory.tiers.num_loading)
+
     def load(self, left: int) -> int:
         """Plan copies from other tiers of the cache for requests that wait, of each tenant the first in rank; they wait
         until these are made. Beside prompts under way the copies take at most half of the step. Return the prompt
         tokens of the `left` ones that the step can compute beside the copies."""
-        num_left = min(MAX_PASSED, self._pools.rows.slots.num_free, self._pools.rows.size - self._num_running)
+        num_left = min(MAX_PASSED, self._num_free_rows)
         most = left // 2 if self._queues.extending else left
         for account in sorted(self._queues.waiting.of, key=_service):
             for req in islice(self._queues.candidates.get(account, ()), max(0, num_left)):

@@ -173,3 +173,77 @@ def test_tiers_second_request_waits_for_the_load_of_the_first():
     rig.run()
     assert sum(len(copy.slots["kv"]) for copy in fetches(rig)) == 8
     assert [report(rig, req).cached_tokens for req in reqs] == [32, 32]
+
+
+def test_tiers_prefix_is_loaded_or_computed_by_measured_rates():
+    rig = tiered(worth=99)  # computing would be faster
+    evicted(rig)
+    rates = rig.scheduler.memory.tiers.rates
+    rates.computed(100, 1.0)
+    rates.loaded({"host": 1 << 20}, 1.0)
+    assert rates.worth("host") == 10485
+    assert rates.worth("disk") == 99
+    req = rig.add(PROMPT, max_new=1)
+    rig.run()
+    assert fetches(rig)
+    assert report(rig, req).tiers == {"host": 32}
+
+
+def test_tiers_load_that_is_measured_as_slow_is_tried_again_later():
+    rig = tiered(worth=200)
+    evicted(rig)
+    rates = rig.scheduler.memory.tiers.rates
+    rates.computed(100, 1e-3)
+    rates.loaded({"host": 1 << 20}, 1.0)
+    tried = 0
+    while not fetches(rig):
+        req = rig.add(PROMPT, max_new=1)
+        rig.run()
+        rig.scheduler.pools.cache.flush()
+        tried += 1
+    assert tried > 10
+    assert report(rig, req).miss_reason is MissReason.NONE
+
+
+def test_tiers_step_is_measured_if_it_only_loads_or_only_computes_prompts():
+    rig = tiered(worth=200)
+    evicted(rig)
+    tiers = rig.scheduler.memory.tiers
+    rig.add(PROMPT, max_new=2)
+    rig.run()
+    (load_step,) = [plan for plan in rig.plans if plan.host.fetches]
+    prompts = [plan for plan in rig.plans if plan.num_tokens >= 16 and not plan.host.fetches]
+    decodes = [plan for plan in rig.plans if plan.num_decodes]
+    for plan in (*decodes, load_step):
+        tiers.measured(plan, 1.0)
+    assert tiers.rates.worth("host") == 200, "3,200 bytes are too few to measure"
+    tiers.rates.loaded({"host": 1 << 20, "disk": 1 << 20}, 1.0)
+    tiers.rates.loaded({"host": 1 << 20}, 1.0)
+    assert tiers.rates.worth("host") == 200, "no prompt was measured"
+    tiers.measured(prompts[0], 1.0)
+    assert tiers.rates.worth("host") == (1 << 20) // prompts[0].num_tokens
+
+
+def test_c32_tiers_tenant_keeps_its_share_of_a_tier():
+    rig = tiered(tier_pages=20, tenants={"a": 1, "b": 1}, num_pages=40)
+    for i in range(12):
+        rig.add([*range(1000 * i, 1000 * i + 17)], max_new=1, tenant="a" if i < 8 else "b")
+        rig.run()
+    (host,) = rig.scheduler.memory.tiers.all
+    assert dict(host.cache.shares.held) == {"a": 8, "b": 12} or dict(host.cache.shares.held) == {"a": 10, "b": 10}
+    again = rig.add([*range(11000, 11017)], max_new=1, tenant="b")
+    rig.run()
+    assert report(rig, again).cached_tokens == 16
+
+
+def test_tiers_next_in_line_does_not_take_the_row_of_a_request_that_is_loading():
+    """It would start without what the tier has of its own prompt."""
+    rig = tiered(max_running_requests=1, num_pages=24)
+    evicted(rig)
+    other = [*range(7000, 7030)]
+    for prompt in (other, OTHER, PROMPT[::-1] + OTHER[:20]):
+        rig.add(prompt, max_new=1)
+        rig.run()
+    reqs = [rig.add(prompt, max_new=1) for prompt in (PROMPT, other)]
+    rig.run()
+    assert [report(rig, req).tiers for req in reqs] == [{"host": 32}, {"host": 28}]

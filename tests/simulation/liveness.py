@@ -211,7 +211,7 @@ class Liveness:
             return
         if any(req.overtaken >= admission.MAX_OVERTAKES for req in (*ahead, *strangers)):
             return  # one of those may be what everybody waits for
-        if self._budget_left(plan, started) <= 0 or pools.rows.available_size() <= len(encoded) or pools.scarce:
+        if self._budget_left(plan, started) <= 0 or self._num_free_rows <= len(encoded) or pools.scarce:
             return
         if head.num_retractions >= admission.MAX_RETRACTIONS and others:
             return
@@ -220,6 +220,11 @@ class Liveness:
         growth += sum(self._pages(len(req.tokens)) for req in encoded)
         room = pools.kv.num_free + pools.cache.num_evictable
         require(need + growth > room, f"{head} waits although it needs {need} pages, the others {growth}, of {room}")
+
+    @property
+    def _num_free_rows(self) -> int:
+        """Rows that no request will take that waits for a load."""
+        return self._scheduler.pools.rows.available_size() - self._scheduler.memory.tiers.num_loading
 
     def _makes_way(self) -> bool:
         """Whether nobody may start before a request that is owed a place."""

@@ -101,8 +101,9 @@ class EngineCore:
     returns whether there is more. `widths` chooses how many tokens decodes compute, and measures the gain; None without
     speculation. `mixed` limits the prompts of steps in which others decode, and measures these steps; None for no limit
     by time. `adapters` has the slots of adapters, `tiers` the files of the prefix cache; `checks` compares the cache in
-    idle time. `transfers` executes the orders of a scheduler with a role, `memory` is the memory that can be released.
-    Each is None if this engine has none.
+    idle time. With `measures_loads` a step ends when its copies have, so that both are timed. `transfers` executes the
+    orders of a scheduler with a role, `memory` is the memory that can be released. Each is None if this engine has
+    none.
 
     A failing step, or another error between frames and updates, costs at most the request that caused it, which ends
     with a typed error; the others are run again without it and get the same tokens.
@@ -124,6 +125,7 @@ class EngineCore:
         adapters: AdapterMemory | None = None,
         tiers: Files | None = None,
         checks: Checks | None = None,
+        measures_loads: bool = False,
         wake_on_request: bool = False,
         keep_prefix_cache: bool = False,
     ) -> None:
@@ -142,7 +144,7 @@ class EngineCore:
         if self.exchange:
             self.sleeper.on_update = self.exchange.weights_changed
         self.stats = Stats(clock(), widths, self.exchange)
-        self._runner = runner
+        self._runner, self._measures_loads = runner, measures_loads
         self._depth = scheduler.config.overlap_depth
         self.end_tokens = end_tokens or EndTokens(vocab_size=vocab_size)
         self._clock = clock
@@ -354,6 +356,8 @@ class EngineCore:
 
     def _measured(self, plan: StepPlan, width: int, work: int, num_tokens: int, seconds: float) -> None:
         """Record that a step took `seconds` for `work` tokens, and brought `num_tokens`."""
+        if self._measures_loads:
+            self.scheduler.memory.tiers.measured(plan, seconds)
         with_prompts = bool(plan.num_extends or plan.pictures.encodes)
         if self._widths and with_prompts:
             self._widths.mixed_ended()

@@ -20,9 +20,10 @@ from forebay.memory.miss_reason import NEVER_REUSED, MissReason
 from forebay.memory.radix_node import OPERATOR, Match, Pin
 from forebay.memory.slots import LOADING, NO_IDS, Holder, Ids, Slots, as_ids
 from forebay.memory.tier import Prefix, Span, Tier, missing, of_device, untiered
-from forebay.requests.request import Request
+from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepPlan, TierCopy
 from forebay.scheduler.counters import OF_TIERS, zeros
+from forebay.scheduler.memory.load_rates import LoadRates
 from forebay.scheduler.memory.pools import Pools
 
 _MOST_LOADS: Final = 2  # of its tokens, for one request: what is loaded may be evicted before the request starts
@@ -67,6 +68,7 @@ class Tiers:
         self._loads: dict[int, Load] = {}
         self._last_number = 0
         self.counters = zeros(OF_TIERS)
+        self.rates = LoadRates(config.kinds.recompute_bytes_per_token)
         pools.loading = self.holder
 
     def _prefix(self, req: Request, num_pages: int, tenant: str, namespace: str) -> Prefix:
@@ -91,9 +93,19 @@ class Tiers:
                     place(slots)
         return tier.cache.num_pages * self._config.page_size
 
-    def _num_bytes(self, span: Span) -> int:
+    def _num_bytes(self, copied: Span | TierCopy) -> int:
         slot_bytes = self._config.kinds.slot_bytes
-        return sum(len(ids) * slot_bytes.get(kind, 0) for kind, ids in span.slots.items())
+        return sum(len(ids) * slot_bytes.get(kind, 0) for kind, ids in copied.slots.items())
+
+    def measured(self, plan: StepPlan, seconds: float) -> None:
+        """Take in the duration of a step that did nothing but load, or nothing but compute prompts."""
+        if plan.host.fetches and not (plan.num_seqs or plan.host.stores):
+            num_bytes = Counter[str]()
+            for copy in plan.host.fetches:
+                num_bytes[copy.tier] += self._num_bytes(copy)
+            self.rates.loaded(num_bytes, seconds)
+        elif plan.num_extends and not (plan.num_decodes or plan.host.fetches):
+            self.rates.computed(plan.num_tokens, seconds)
 
     def _copy(self, tier: Tier, here: Span, there: Span, record: bytes = b"") -> TierCopy:
         self._last_number += 1
@@ -129,6 +141,11 @@ class Tiers:
 
     # -- loads --------------------------------------------------------------------------------------------------------
 
+    @property
+    def num_loading(self) -> int:
+        """Return the number of waiting requests for which loads are in flight."""
+        return len({load.req.id for load in self._loads.values() if load.req.status is Status.WAITING})
+
     def waits(self, req: Request) -> bool:
         """Return whether a load in flight brings more of the request's prefix, for which it then waits."""
         key = req.key(len(req.tokens) - 1) if self._loads else b""
@@ -155,8 +172,9 @@ class Tiers:
         there = here._replace(namespace=namespace)
         source = missing(tier, self.device, there, here, whole=False)
         assert source is not None, f"the device resumes after {match.num_tokens} tokens, but has {longer.num_tokens}"
-        worth = self._config.kinds.recompute_bytes_per_token
+        worth = self.rates.worth(tier.name)
         if self._num_bytes(source) > (longer.num_tokens - match.num_tokens) * worth:
+            self.rates.refused(tier.name)
             req.load_failed = True
             return 0
         source = self._slice(source, most_tokens * worth)
