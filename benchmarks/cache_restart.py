@@ -1,61 +1,97 @@
 """Time to the first token of a prompt after a restart, with and without the files of the prefix cache.
 
     python -m benchmarks.cache_restart --model MODEL --tokens 2000 8000
+    python -m benchmarks.cache_restart --made falcon_h1      # a hybrid with random weights
 
-Each case starts an engine anew and generates one token; with files an engine before it has computed the prompt.
+Each case starts an engine anew and generates one token; with files an engine before it has computed the prompt. The
+time to save is that from its first token to its end, by which all of it is on the disk.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from forebay import LLM, SamplingParams
+from benchmarks.hybrid_decode import MODELS, VOCAB, make_checkpoint
 from forebay.base.units import human_bytes
+from forebay.config.resolve import resolve
+from forebay.engine.frames import AddRequest
+from forebay.engine.loop.build import build_engine
+from forebay.engine.loop.core import EngineCore, close
 from forebay.formats import prefix_files
+from forebay.requests.sampling_params import SamplingParams
+
+PARAMS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 
-def first_token_s(model: str | None, prompt: list[int], context: int, folder: Path | None) -> tuple[float, int]:
-    """Return the seconds until the first token of a fresh engine, and the number of cached tokens."""
-    where = {"prefix_cache_dir": str(folder)} if folder else {}
-    with LLM(model, context_length=context, max_running_requests=2, **where) as llm:
-        llm.generate([{"prompt_token_ids": [1, 2, 3]}], SamplingParams(max_tokens=1, temperature=0.0))
-        begin = time.perf_counter()
-        (output,) = llm.generate(
-            [{"prompt_token_ids": prompt}], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-        )
-        seconds = time.perf_counter() - begin
-        return seconds, output.cache.cached_tokens
+def cached_tokens(core: EngineCore, request_id: int, prompt: list[int]) -> int:
+    """Generate one token; return how many tokens of the prompt were cached."""
+    assert not core.add(AddRequest(request_id=request_id, prompt_token_ids=prompt, params=PARAMS))
+    found = 0
+    while request_id in core.scheduler.requests:
+        found = max([found, *(update.cache.cached_tokens for update in core.step() if update.cache)])
+    return found
+
+
+def first_token_s(model: str | None, prompt: list[int], folder: Path | None) -> tuple[float, int, float]:
+    """Return the seconds until the first token of a fresh engine, the number of cached tokens, and the seconds until
+    the engine has ended."""
+    settings = {"model": model} if model else {}
+    settings |= {"prefix_cache_dir": str(folder)} if folder else {}
+    asked = {"context_length": len(prompt) + 64, "max_running_requests": 2, "log_level": "warning", **settings}
+    config = resolve(asked).engine
+    times = dict.fromkeys(("queue_timeout_s", "request_timeout_s", "stall_timeout_s"), math.inf)
+    core, _ = build_engine(replace(config, scheduling=replace(config.scheduling, **times)))
+    cached_tokens(core, 1, [1, 2, 3])
+    begin = time.perf_counter()
+    found = cached_tokens(core, 2, prompt)
+    first = time.perf_counter()
+    while not core.idle:
+        core.step()
+    close(core)
+    return first - begin, found, time.perf_counter() - first
+
+
+def measure(model: str | None, num_tokens: int, repeats: int) -> None:
+    """Print a line for a number of tokens."""
+    draw = random.Random(num_tokens)
+    prompt = [draw.randrange(100, VOCAB) for _ in range(num_tokens)]
+    cold, warm, cached = [], [], 0
+    folder = Path(tempfile.mkdtemp(prefix="forebay-cache-"))
+    try:
+        _, _, save_s = first_token_s(model, prompt, folder)
+        size = sum(path.stat().st_size for path in prefix_files.paths(folder))
+        for _ in range(repeats):
+            cold.append(first_token_s(model, prompt, None)[0])
+            seconds, cached, _ = first_token_s(model, prompt, folder)
+            warm.append(seconds)
+    finally:
+        shutil.rmtree(folder)
+    print(
+        f"{num_tokens} tokens: {min(cold):.2f} s without files, {min(warm):.2f} s with files "
+        f"({cached} tokens cached, {human_bytes(size)}, saved in {save_s:.2f} s)",
+        flush=True,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
+    parser.add_argument("--made", choices=[*MODELS], help="instead of --model")
     parser.add_argument("--tokens", type=int, nargs="+", default=[2000, 8000])
     parser.add_argument("--repeats", type=int, default=2)
     args = parser.parse_args()
-    for num_tokens in args.tokens:
-        draw = random.Random(num_tokens)
-        prompt = [draw.randrange(100, 30_000) for _ in range(num_tokens)]
-        cold, warm, cached = [], [], 0
-        folder = Path(tempfile.mkdtemp(prefix="forebay-cache-"))
-        try:
-            first_token_s(args.model, prompt, num_tokens + 64, folder)
-            for _ in range(args.repeats):
-                cold.append(first_token_s(args.model, prompt, num_tokens + 64, None)[0])
-                seconds, cached = first_token_s(args.model, prompt, num_tokens + 64, folder)
-                warm.append(seconds)
-            size = sum(path.stat().st_size for path in prefix_files.paths(folder))
-        finally:
-            shutil.rmtree(folder)
-        print(
-            f"{num_tokens} tokens: {min(cold):.2f} s without files, {min(warm):.2f} s with files "
-            f"({cached} tokens cached, {human_bytes(size)})"
-        )
+    with tempfile.TemporaryDirectory(prefix="forebay-made-") as made:
+        if args.made:
+            make_checkpoint(args.made, Path(made))
+        for num_tokens in args.tokens:
+            measure(made if args.made else args.model, num_tokens, args.repeats)
 
 
 if __name__ == "__main__":

@@ -399,13 +399,14 @@ def replay(model: str | None, trace: Sequence[Sequence[Turn]], part: int) -> Non
     from forebay.requests.sampling_params import SamplingParams as Params
 
     num_tokens = sum(len(turns[-1].computed) for turns in trace)
+    context = max(len(turns[-1].computed) for turns in trace) + 16
     params = Params(max_tokens=1, temperature=0.0, ignore_eos=True)
     for host in (False, True):
         with LLM(
             model,
-            context_length=CONTEXT,
+            context_length=context,
             max_running_requests=2,
-            max_total_tokens=max(num_tokens // part, CONTEXT),
+            max_total_tokens=max(num_tokens // part, context),
             host_cache_bytes=(2 << 30) if host else 0,
         ) as llm:
             llm.generate([{"prompt_token_ids": [1, 2, 3]}], params)

@@ -138,23 +138,45 @@ def test_mover_of_all_columns_but_one_is_found(mover: str, monkeypatch: pytest.M
             check_moved(mover, specs, types)
 
 
-def test_hisparse_loads_every_column_of_the_host_tier() -> None:
-    types = CacheTypes(sparse_kv_on_host=True)
-    specs = specs_of("glm_moe_dsa")
-    cache = random_cache(specs, types)
-    assert cache.tiers is not None
-    cache.tiers.load(torch.tensor(SOURCE), torch.tensor(TARGET))
-    names = [
+SPARSE = CacheTypes(sparse_kv_on_host=True)
+
+
+def host_columns(specs: tuple[CacheSpec, ...]) -> list[str]:
+    return [
         f"{layer}.{column.name}"
         for layer, spec in enumerate(specs)
-        for column in spec.columns(types)
+        for column in spec.columns(SPARSE)
         if column.tier is Tier.HOST
     ]
-    assert names
-    for name in names:
-        resident = cache.tiers._columns[name][: cache.tiers.layout.hot_base]
+
+
+def check_loaded(specs: tuple[CacheSpec, ...], *, left_out: str = "") -> None:
+    """Load pages of the host tier to the device, with HiSparse."""
+    cache = random_cache(specs, SPARSE)
+    tiers = cache.tiers
+    assert tiers is not None
+    columns = dict(tiers._columns)
+    tiers._columns.pop(left_out, None)
+    tiers.load(torch.tensor(SOURCE), torch.tensor(TARGET))
+    for name in host_columns(specs):
+        resident = columns[name][: tiers.layout.hot_base]
         pages = resident.view(-1, PAGE_SIZE, *resident.shape[1:])
-        assert torch.equal(pages[TARGET].view(torch.uint8), cache.tables["kv"][name][SOURCE].view(torch.uint8))
+        same = torch.equal(pages[TARGET].view(torch.uint8), cache.tables["kv"][name][SOURCE].view(torch.uint8))
+        assert same, f"hisparse: {name} is not what was read"
+
+
+def test_hisparse_every_model_type_loads_every_column_of_the_host_tier() -> None:
+    sparse = [model_type for model_type in TYPES if host_columns(specs_of(model_type))]
+    assert {"glm_moe_dsa", "deepseek_v32"} <= set(sparse)
+    for model_type in sparse:
+        check_loaded(specs_of(model_type))
+
+
+def test_hisparse_of_all_columns_but_one_is_found() -> None:
+    specs = specs_of("glm_moe_dsa")
+    for name in host_columns(specs):
+        with pytest.raises(AssertionError, match=f"{name} is not what was read"):
+            check_loaded(specs, left_out=name)
 
 
 def test_layout_differs_where_a_row_means_something_else() -> None:
