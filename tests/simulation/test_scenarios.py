@@ -19,9 +19,9 @@ from tests.simulation.rig import greedy, simulation, traffic
 @pytest.mark.parametrize("every", [0, 3, 10])
 @pytest.mark.parametrize("chunk", [1, 7, 4, 16, 2048])
 def test_c1_c26_c28_tokens_do_not_depend_on_chunks_or_retractions(chunk, every):
-    """2,000 requests over the 15 cases; the oracles compare every token with the reference as it comes."""
+    """1,500 requests over the 15 cases; the oracles compare every token with the reference as it comes."""
     make = partial(RetractingScheduler, every=every)
-    load = traffic(num_requests=134, sharing=0.7, arrivals=0.7)
+    load = traffic(num_requests=100, sharing=0.7, arrivals=0.7)
     sim = simulation(chunk * 100 + every, make_scheduler=make, load=load, chunked_prefill_size=chunk, overlap_depth=1)
     while sim.num_added < load.num_requests:
         if sim.rng.random() < load.arrivals:
@@ -29,7 +29,7 @@ def test_c1_c26_c28_tokens_do_not_depend_on_chunks_or_retractions(chunk, every):
         sim.turn()
     sim.drain()
     outcome = sim.outcome()
-    assert outcome.requests - outcome.refused == sim.oracles.num_finished >= 134
+    assert outcome.requests - outcome.refused == sim.oracles.num_finished >= 100
     assert (outcome.retractions > 10) == (every > 0)
 
 
@@ -73,11 +73,12 @@ def test_b4_memory_pressure_retracts_no_request_forever_and_recomputes_little(pe
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize(("page_size", "num_pages"), [(1, 9), (4, 3), (7, 2), (16, 1)])
 def test_b5_whatever_is_near_the_capacity_is_refused_on_arrival_or_finishes(page_size, num_pages, depth):
-    """Every prompt and max_tokens whose sum is within a page of the pool; the simulator knows which must be refused."""
+    """Every second prompt and max_tokens whose sum is within a page of the pool, odd ones and even ones in turn; the
+    simulator knows which must be refused."""
     capacity = page_size * num_pages
     sim = simulation(page_size=page_size, num_pages=num_pages, context_length=capacity + 40, overlap_depth=depth)
     for total in range(max(2, capacity - page_size), capacity + page_size + 2):
-        for prompt_len in range(1, total):
+        for prompt_len in range(1 + total % 2, total, 2):
             tracked = sim.add([sim.rng.randrange(1000) for _ in range(prompt_len)], greedy(total - prompt_len))
             assert (tracked is None) == (total - 1 > capacity)
             sim.drain()
