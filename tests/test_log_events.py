@@ -23,7 +23,7 @@ from forebay.cli import startup_table
 from forebay.engine.channel import ChannelError
 from forebay.engine.lifecycle import contents, drafting, packed_cache
 from forebay.engine.lifecycle.tiers import DISK, EngineTiers
-from forebay.engine.loop import process
+from forebay.engine.loop import cache_checks, process
 from forebay.formats import prefix_files, weights_cache
 from forebay.http import door
 from forebay.ops import compiled, compiler
@@ -334,7 +334,8 @@ def test_folder_that_another_process_writes_is_read_only_and_logged(log: Log, tm
     second = store(tmp_path)
     assert not second.writes
     line = log.line("prefix_cache_read_only")
-    assert line == f'prefix_cache_read_only path={tmp_path} reason="another process writes it"'
+    assert line.startswith(f'prefix_cache_read_only path={tmp_path} reason="process {os.getpid()}')
+    assert line.endswith('writes it"')
     for each in (second, first):
         each.close()
 
@@ -417,6 +418,26 @@ def test_tokens_that_files_have_at_the_start_are_logged(log: Log) -> None:
     made.restore(scheduler)
     assert log.line("prefix_cache_restored") == "prefix_cache_restored path=/cache tokens=480"
     assert asked == [(DISK, "records", True)]
+
+
+def test_check_of_an_entry_that_the_scheduler_refuses_is_logged_and_ends(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[str] = []
+
+    def add(*_: object) -> None:
+        raise Unavailable("the queue is full")
+
+    made: Any = object.__new__(cache_checks.CacheChecks)
+    queues = SimpleNamespace(accounts={})
+    made._scheduler = SimpleNamespace(queues=queues, counters={}, chunk_limit=None, add=add)
+    for name, value in (("_most_tokens", 8), ("_request", "request")):
+        monkeypatch.setattr(made, name, lambda *_, value=value: value)
+    monkeypatch.setattr(made, "_end", lambda: ends.append("ended"))
+    entry: Any = SimpleNamespace(prefix=SimpleNamespace(key=bytes(12)), like=SimpleNamespace(adapter=None))
+    made._begin(entry, 0.0)
+    assert log.line("cache_check_refused") == 'cache_check_refused tokens=3 reason="the queue is full"'
+    assert ends == ["ended"]
 
 
 # What checkpoints declare of their answers.
