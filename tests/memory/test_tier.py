@@ -18,6 +18,7 @@ from forebay.memory.tier import DISK, HOST, Prefix, Span, Tier, TierKind, missin
 
 PAGE = 2
 READ = 6  # tokens of a window
+MOVER = "host_store"  # by which the slots were written
 
 
 def prefix(num_pages: int, first: int = 0, namespace: str = "") -> Prefix:
@@ -43,7 +44,7 @@ def span(num_pages: int, start: int = 0, states: tuple[int, ...] = (), windows: 
 def store(target: Tier, like: Span) -> None:
     taken = target.take(like)
     assert taken is not None
-    assert target.attach(taken)
+    assert target.attach(taken, MOVER)
 
 
 def check(target: Tier, **kept: int) -> None:
@@ -128,6 +129,7 @@ def test_attached_span_is_found_with_its_states_and_windows() -> None:
         STATE: [3, 8],
         WINDOW: [5, 6, 7, 8],
     }
+    assert {node.origin.mover for node in nodes} == {MOVER}
     assert target.walk(prefix(8, namespace="other")) == ([], pytest.approx(np.empty(0)))
     check(target, pages=8, state=2, window=4)
 
@@ -145,7 +147,7 @@ def test_attach_behind_pages_that_were_evicted_meanwhile_frees_all() -> None:
     target = tier()
     taken = target.take(span(8, start=4, states=(6, 8), windows=(7, 8)))
     assert taken is not None
-    assert not target.attach(taken)
+    assert not target.attach(taken, MOVER)
     check(target, pages=0, state=0, window=0)
 
 
