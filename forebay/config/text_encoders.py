@@ -28,7 +28,8 @@ def cut_to_step(settled: Settled, reasons: dict[str, str]) -> None:
 
 def field_values(model: ModelConfig) -> dict[str, Any]:
     """Return the fields of the engine's configuration that follow from the kind of model."""
-    return {"text_encoder": model.is_text_encoder, **({"radix_cache": False} if model.is_text_encoder else {})}
+    own = {"text_encoder": model.is_text_encoder, "num_labels": model.num_labels}
+    return {**own, **({"radix_cache": False} if model.is_text_encoder else {})}
 
 
 def problems(settled: Settled, asked: Callable[[str], str], model: ModelConfig) -> Iterator[str]:

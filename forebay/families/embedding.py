@@ -17,6 +17,9 @@ MEAN: Final = "mean"
 CLS: Final = "cls"
 POOLINGS: Final = (LAST, MEAN, CLS)
 MODULES: Final = "modules.json"
+PROMPTS: Final = "config_sentence_transformers.json"
+MAX_PROMPTS: Final = 256
+MAX_PROMPT_CHARS: Final = 4096
 _POOLING: Final = "1_Pooling/config.json"
 _MAX_BYTES: Final = 1 << 16
 _MAX_VALUES: Final = 1 << 10
@@ -35,7 +38,8 @@ _BY_NAME: Final = {"lasttoken": LAST, "mean": MEAN, "cls": CLS}
 class Embedding:
     """`is_embedder`: the files say how vectors are made of this model. With `normalize` they have length 1.
     `judges_by` are the tokens for a document that fits and for one that does not, where the files name them. `refused`
-    says why what the files want is not done here."""
+    says why what the files want is not done here. `prompts` are texts in front of a text, by the name of a task; that
+    of `default_prompt` counts where none is named."""
 
     pooling: str = LAST
     why: str = "the checkpoint does not say: what has seen the whole text"
@@ -43,6 +47,8 @@ class Embedding:
     normalize: bool = True
     judges_by: tuple[int, ...] = ()
     refused: str = ""
+    prompts: tuple[tuple[str, str], ...] = ()
+    default_prompt: str = ""
 
 
 def embedding_of(path: Path) -> Embedding:
@@ -51,8 +57,25 @@ def embedding_of(path: Path) -> Embedding:
     if not path.is_dir():
         return _of_gguf(path) if path.suffix == ".gguf" and path.exists() else Embedding()
     if is_there(path / MODULES):
-        return _with_modules(path)
-    return _pooling(path / _POOLING, _POOLING) if is_there(path / _POOLING) else Embedding()
+        found = _with_modules(path)
+    else:
+        found = _pooling(path / _POOLING, _POOLING) if is_there(path / _POOLING) else Embedding()
+    return _with_prompts(found, path / PROMPTS) if is_there(path / PROMPTS) else found
+
+
+def _with_prompts(found: Embedding, path: Path) -> Embedding:
+    config = read_json(path)
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name") or ""
+    texts = [text for pair in prompts.items() for text in pair] if isinstance(prompts, dict) else [None]
+    short = all(isinstance(text, str) and len(text) <= MAX_PROMPT_CHARS for text in texts)
+    if not short or len(texts) > 2 * MAX_PROMPTS:
+        raise ModelError(
+            f"{path}: prompts is {brief(prompts)}; possible are at most {MAX_PROMPTS} texts of {MAX_PROMPT_CHARS} "
+            "characters, by name"
+        )
+    if default and default not in prompts:
+        raise ModelError(f"{path}: default_prompt_name is {brief(default)}, which is none of its prompts")
+    return replace(found, prompts=tuple(prompts.items()), default_prompt=default)
 
 
 def _of_gguf(path: Path) -> Embedding:

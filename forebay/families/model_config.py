@@ -100,6 +100,11 @@ class ModelConfig:
         return self.vocab_size
 
     @property
+    def num_labels(self) -> int:
+        """Return the number of labels of the classification head, 0 without one."""
+        return 0
+
+    @property
     def sparse_top_k(self) -> int:
         """Return the tokens that a query of sparse attention reads, 0 for a model without."""
         return 0

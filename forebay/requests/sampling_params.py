@@ -59,14 +59,17 @@ class PoolingKind(StrEnum):
     LAST = "last"  # the last token's hidden state
     MEAN = "mean"  # that of all tokens, on average
     CLS = "cls"  # the first token's
+    ALL = "all"  # no reduction: that of each token, one behind the other
 
 
 class Pooling(msgspec.Struct, frozen=True, array_like=True):
     """The result of a prompt that generates no tokens: a vector of float32, the hidden state behind the last
-    norm; or with `token_ids`, where the last token is pooled, the log-probabilities of these behind it."""
+    norm; or with `token_ids`, where the last token is pooled, the log-probabilities of these behind it; or with
+    `labels` the logits of the classification head, of the vector or of each token's."""
 
     kind: PoolingKind
     token_ids: tuple[int, ...] = ()
+    labels: bool = False
 
 
 ALIASES: Final = {"max_new_tokens": "max_tokens"}  # by the name that SGLang's and transformers' users write
@@ -277,6 +280,8 @@ class SamplingParams(Numbers, metaclass=_CheckedAtConstruction, frozen=True, kw_
             raise InvalidRequest(
                 f"tokens are scored behind the last one, and pooling is {pooling.kind}: take last", param="pooling"
             )
+        if pooling.token_ids and pooling.labels:
+            raise InvalidRequest("tokens or labels are scored, not both: leave one out", param="pooling")
         _at_most("token_ids", len(pooling.token_ids), MAX_SCORED_TOKEN_IDS)
 
 

@@ -34,11 +34,7 @@ def check_context(num_prompt: int, max_tokens: int | None, context_length: int) 
 def check_fits(req: Request, config: SchedulerConfig, num_pages: int) -> None:
     """Raise InvalidRequest or RequestTooLarge for a request that even an idle engine, with `num_pages` pages, could not
     finish."""
-    if config.text_encoder and req.params.pooling is None:
-        raise InvalidRequest(
-            "this model is a text encoder, which generates nothing: send its texts to /v1/embeddings, or pool them",
-            code="not_a_decoder",
-        )
+    _check_kind(req, config)
     check_context(req.num_prompt, req.params.num_generated, config.context_length)
     pages = footprint(req.max_kv_len, config.page_size)
     if pages > num_pages:
@@ -47,6 +43,24 @@ def check_fits(req: Request, config: SchedulerConfig, num_pages: int) -> None:
             f"{pages} KV pages of {config.page_size} tokens and there are {num_pages}: shorten the prompt, "
             "lower max_tokens, or give the KV cache more memory (--kv-cache-bytes)",
             code="kv_capacity_exceeded",
+        )
+
+
+def _check_kind(req: Request, config: SchedulerConfig) -> None:
+    """Raise InvalidRequest for a request that no model of this kind can compute, with what it can."""
+    pooling = req.params.pooling
+    if config.text_encoder and pooling is None:
+        raise InvalidRequest(
+            "this model is a text encoder, which generates nothing: send its texts to /v1/embeddings, or pool them",
+            code="not_a_decoder",
+        )
+    if config.text_encoder and pooling and pooling.token_ids:
+        raise InvalidRequest(
+            "this model is a text encoder, which scores no tokens: send texts to /v1/rerank", code="not_a_decoder"
+        )
+    if pooling and pooling.labels and not config.num_labels:
+        raise InvalidRequest(
+            "this model has no classification head: send texts to /v1/embeddings or /v1/rerank", code="no_labels"
         )
 
 

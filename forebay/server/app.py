@@ -48,7 +48,7 @@ from forebay.server.api.llama import completion as llama_completion
 from forebay.server.api.ollama import chat as ollama_chat
 from forebay.server.api.ollama import embeddings as ollama_embeddings
 from forebay.server.api.ollama import models as ollama_models
-from forebay.server.api.openai import chat, compaction, completions, embeddings, responses, stored_responses
+from forebay.server.api.openai import chat, classify, compaction, completions, embeddings, responses, stored_responses
 from forebay.server.api.openai.response_store import ResponseStore
 from forebay.server.api.openai.seals import Seals
 from forebay.server.api.sglang import generate
@@ -80,6 +80,7 @@ ROUTES: Final[tuple[Route[ServerContext], ...]] = (
     *compaction.ROUTES,
     *stored_responses.ROUTES,
     *embeddings.ROUTES,
+    *classify.ROUTES,
     *models.ROUTES,
     *tokens.ROUTES,
     *health.ROUTES,

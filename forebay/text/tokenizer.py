@@ -126,6 +126,17 @@ class Tokenizer:
         ids = self._encode(text, add_special_tokens, plain=not parse_special).ids
         return self._framed(ids) if add_special_tokens else ids
 
+    def encode_pair(self, first: str, second: str, *, max_tokens: int | None = None) -> tuple[list[int], list[int]]:
+        """Return the ids of two texts with the checkpoint's tokens around them, and of each id the kind: 0 of the
+        first text, 1 of the second, as the tokenizer has it. Spellings of control tokens are text. Raises as
+        `encode`."""
+        for text in (first, second):
+            _check_text(text, max_tokens)
+        plain = any(map(self._may_be_control, (first, second)))
+        backend = self._backend.literal() if plain else self._backend.whole()
+        (encoded,) = backend.encode_batch([(first, second)], add_special_tokens=True)
+        return list(encoded.ids), list(encoded.type_ids)
+
     def added_id(self, spelled: str) -> int | None:
         """Return the id of an added token by its spelling; None for any other text."""
         return self._added.get(spelled)

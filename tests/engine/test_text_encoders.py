@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.base.errors import ConfigError, GenerationError
+from forebay.base.errors import ConfigError, GenerationError, InvalidRequest
 from forebay.engine.client.llm import LLM
+from forebay.engine.client.writing import output_of
+from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from tests.kernels import NATIVE
-from tests.models.text_encoders import make_encoder, write_tokenizer
+from tests.models.text_encoders import VOCAB, TinyEncoder, make_encoder, some_ids, write_tokenizer
 
 SETTINGS: dict[str, Any] = {
     "kv_cache_bytes": "16MiB", "num_threads": 1, "dtype": "float32", "kernels": NATIVE, "log_level": "warning",
@@ -82,3 +84,45 @@ def test_text_encoder_refuses_generation_and_long_texts_with_what_it_can_do(llm:
 def test_text_encoder_start_with_a_decoders_setting_is_refused(folder: Path, setting: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=f"{named}.*makes vectors and scores of texts"):
         LLM(str(folder), **SETTINGS, **setting)
+
+
+def labelled(folder: Path, head: str, num_labels: int) -> TinyEncoder:
+    oracle = make_encoder("bert", folder, head=head, num_labels=num_labels)
+    write_tokenizer(folder)
+    return oracle
+
+
+def test_score_text_encoder_pairs_have_the_scores_of_transformers(tmp_path: Path) -> None:
+    oracle = labelled(tmp_path, "text", 1)
+    documents = ["the pool above it", "b", ""]
+    with LLM(str(tmp_path), **SETTINGS) as llm:
+        scores = llm.score("a forebay", documents)
+        for score, document in zip(scores, documents, strict=True):
+            ids, kinds = llm.tokenizer.encode_pair("a forebay", document)
+            pair = [token + VOCAB * kind for token, kind in zip(ids, kinds, strict=True)]
+            assert score == pytest.approx(oracle.logits(pair).sigmoid().item(), abs=1e-5)
+        with pytest.raises(GenerationError, match="generates nothing"):
+            llm.generate("a")
+    assert len(set(scores)) == 3
+
+
+def test_classify_text_encoder_has_the_probabilities_of_transformers(tmp_path: Path) -> None:
+    oracle = labelled(tmp_path, "text", 3)
+    with LLM(str(tmp_path), **SETTINGS) as llm:
+        for text, shares in zip(TEXTS, llm.classify(TEXTS), strict=True):
+            expected = oracle.logits(llm.tokenizer.encode(text)).softmax(dim=0)
+            np.testing.assert_allclose([*shares.values()], expected, rtol=0, atol=1e-5)
+            assert [*shares] == ["LABEL_0", "LABEL_1", "LABEL_2"]
+
+
+def test_pooling_of_all_tokens_gives_the_label_of_each(tmp_path: Path) -> None:
+    oracle = labelled(tmp_path, "tokens", 3)
+    prompts = [some_ids(length, seed=length) for length in (1, 30, 7)]
+    with LLM(str(tmp_path), **SETTINGS) as llm:
+        pooled = SamplingParams.of_pooling(Pooling(PoolingKind.ALL, labels=True))
+        outputs = [output_of(ids, llm.tokenizer) for ids in prompts]
+        for ids, update in zip(prompts, llm._engine.pool(outputs, pooled, False), strict=True):
+            found = np.frombuffer(update.vector, "<f4").reshape(len(ids), 3)
+            np.testing.assert_allclose(found, oracle.logits(ids), rtol=0, atol=1e-4)
+        with pytest.raises(InvalidRequest, match="labels tokens"):
+            llm.classify("a")

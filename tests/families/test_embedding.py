@@ -132,3 +132,26 @@ def test_pooling_module_in_another_folder_is_read_and_a_missing_one_is_refused_b
     assert refused.refused == "modules.json names a Pooling, and 2_Pooling/config.json is missing"
     read = found(tmp_path, {"2_Pooling/config.json": flags(cls_token=True)})
     assert (read.refused, read.pooling, read.normalize) == ("", "cls", True)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"prompts": ["query"]}, "prompts"),
+        ({"prompts": {"query": 5}}, "prompts"),
+        ({"prompts": {str(i): "" for i in range(257)}}, "prompts"),
+        ({"prompts": {"query": "x" * 4097}}, "prompts"),
+        ({"prompts": {"query": "x"}, "default_prompt_name": "document"}, "default_prompt_name"),
+    ],
+)
+def test_prompts_that_are_none_are_refused_by_name(tmp_path: Path, config: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelError, match=f"{named} is"):
+        found(tmp_path, {"config_sentence_transformers.json": config})
+
+
+def test_prompts_of_tasks_are_read_with_the_default(tmp_path: Path) -> None:
+    config = {"prompts": {"query": "query: ", "passage": ""}, "default_prompt_name": None}
+    read = found(tmp_path, {"config_sentence_transformers.json": config})
+    assert (read.prompts, read.default_prompt) == ((("query", "query: "), ("passage", "")), "")
+    again = found(tmp_path, {"config_sentence_transformers.json": {**config, "default_prompt_name": "query"}})
+    assert again.default_prompt == "query"

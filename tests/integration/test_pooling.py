@@ -59,7 +59,9 @@ class Known:
         trunk = [rng.randrange(3, VOCAB) for _ in range(50)]
         own = [[rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 40))] for _ in range(12)]
         prompts = [trunk[: rng.randrange(51)] + tail for tail in own]
-        params = [greedy(20 + 3 * i) if i % 3 == 2 else SamplingParams.of_pooling(WANTED[i % 4]) for i in range(12)]
+        params = [
+            greedy(20 + 3 * i) if i % 3 == 2 else SamplingParams.of_pooling(WANTED[i % len(WANTED)]) for i in range(12)
+        ]
         alone = [rig.engine().run([prompt], wanted)[0] for prompt, wanted in zip(prompts, params, strict=True)]
         return cls(tiny, rig, prompts, params, [told(result) for result in alone])
 
@@ -86,6 +88,8 @@ def right(tiny: Tiny, prompt: list[int], pooling: Pooling) -> torch.Tensor:
             return hidden[0]
         case PoolingKind.MEAN:
             return hidden.mean(dim=0)
+        case PoolingKind.ALL:
+            return hidden.flatten()
 
 
 def test_vectors_are_those_of_transformers(known: Known) -> None:

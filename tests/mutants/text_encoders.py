@@ -89,9 +89,30 @@ TEXT_ENCODERS = (
     Mutant(
         "C27 a text encoder is asked for vectors alone",
         "scheduler/limits.py",
-        "if config.text_encoder and req.params.pooling is None:",
-        "if config.text_encoder and req.params.pooling:",
+        "if config.text_encoder and pooling is None:",
+        "if config.text_encoder and pooling is None and False:",
         _PLAN + "test_add_text_encoder_refuses_generation_and_texts_longer_than_a_step",
+    ),
+    Mutant(
+        "C28 the second text of a pair has its own kind",
+        "engine/client/embedding.py",
+        "token + self.encoder.vocab_size * min(kind, last)",
+        "token + 0 * min(kind, last)",
+        _VECTORS + "test_score_text_encoder_pairs_have_the_scores_of_transformers",
+    ),
+    Mutant(
+        "C27 a model without a head is asked for no labels",
+        "scheduler/limits.py",
+        "if pooling and pooling.labels and not config.num_labels:",
+        "if pooling and pooling.labels and not config.text_encoder:",
+        _PLAN + "test_add_text_encoder_refuses_generation_and_texts_longer_than_a_step",
+    ),
+    Mutant(
+        "C27 a text encoder refuses a chat before it is rendered",
+        "engine/client/embedding.py",
+        "        if self.encoder is not None:\n            raise InvalidRequest(",
+        "        if self.encoder is not None and self.encoder.labels:\n            raise InvalidRequest(",
+        "server/test_text_encoders.py::test_text_encoder_refuses_by_name_what_it_cannot_do",
     ),
     Mutant(
         "C19 C28 a text encoder has no prefix cache",

@@ -56,7 +56,12 @@ def test_pooler_chunk_that_ends_a_token_before_the_prompt_gives_no_vector(kind):
     hidden, pooler = torch.arange(24, dtype=torch.float32).view(6, 4), Pooler(lambda hidden: hidden)
     admit(pooler, 6, kind)
     assert seen(pooler, hidden[:5], 0) is None
-    right = {PoolingKind.MEAN: hidden.mean(0), PoolingKind.CLS: hidden[0], PoolingKind.LAST: hidden[5]}[kind]
+    right = {
+        PoolingKind.MEAN: hidden.mean(0),
+        PoolingKind.CLS: hidden[0],
+        PoolingKind.LAST: hidden[5],
+        PoolingKind.ALL: hidden.flatten(),
+    }[kind]
     assert np.array_equal(seen(pooler, hidden[5:], 5), right.numpy())
 
 

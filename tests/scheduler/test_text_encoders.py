@@ -50,4 +50,11 @@ def test_add_text_encoder_refuses_generation_and_texts_longer_than_a_step():
     assert refused.value.code == "not_a_decoder"
     with pytest.raises(RequestTooLarge, match="21 tokens; the context holds 20"):
         rig.add(21, params=MEAN)
+    for pooling, code in (
+        (Pooling(PoolingKind.LAST, (5,)), "not_a_decoder"),
+        (Pooling(PoolingKind.CLS, labels=True), "no_labels"),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            rig.add(3, params=SamplingParams.of_pooling(pooling))
+        assert refused.value.code == code
     assert rig.scheduler.idle

@@ -17,7 +17,7 @@ from forebay.engine.stream import Receiver
 from forebay.memory.radix_node import OPERATOR, Branch
 from forebay.memory.retention import RetentionRequest
 from forebay.requests.pictures import Picture
-from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.sampling_params import PoolingKind, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import (
@@ -112,9 +112,18 @@ class FakeStream:
         )
 
     def _pool(self) -> None:
-        numbers = [-0.1 * (1 + sum(self.prompt) % 7), -0.9] if self.params.pooling.token_ids else self.prompt[:8]
-        vector = np.array([*numbers, *[1.0] * 8][: 2 if self.params.pooling.token_ids else HIDDEN_SIZE], dtype="<f4")
-        told = {"cache": self._engine.cache, "vector": vector.tobytes()}
+        """Labels are scored by the prompt's last id, and of each token by its own; a token's vector is its id."""
+        pooling, all_tokens = self.params.pooling, self.params.pooling.kind is PoolingKind.ALL
+        if pooling.labels:
+            ids = self.prompt if all_tokens else self.prompt[-1:]
+            numbers = [each for token in ids for each in (0.1 * (token % 7), 0.3, -0.2)[: self._engine.num_labels]]
+        elif all_tokens:
+            numbers = [float(token) for token in self.prompt for _ in range(HIDDEN_SIZE)]
+        elif pooling.token_ids:
+            numbers = [-0.1 * (1 + sum(self.prompt) % 7), -0.9]
+        else:
+            numbers = [*self.prompt[:8], *[1.0] * 8][:HIDDEN_SIZE]
+        told = {"cache": self._engine.cache, "vector": np.array(numbers, dtype="<f4").tobytes()}
         self.put(Update(request_id=self.request_id, token_ids=[], finish=FinishReason.STOP, **told))
 
     def _score(self, token: int) -> TokenLogprob:
@@ -142,8 +151,9 @@ class FakeEngine:
         vocab_size: int = 49152,
         wants_resume_points: bool = False,
         width: int = 1,
+        num_labels: int = 0,
     ) -> None:
-        self.script = script
+        self.script, self.num_labels = script, num_labels
         self._widths = itertools.cycle(range(width, 0, -1))
         self.dead: Failure | None = None
         self.last_state: State | None = None

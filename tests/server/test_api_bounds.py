@@ -26,7 +26,16 @@ from forebay.server.api.ollama.request import (
 )
 from forebay.server.api.openai import compaction, seals, stored_responses, truncation
 from forebay.server.api.openai.compaction import for_summary, retained
-from forebay.server.api.openai.embeddings_request import MAX_INPUTS, EmbeddingRequest, RerankRequest, ScoreRequest
+from forebay.server.api.openai.embeddings_request import (
+    MAX_INPUTS,
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+    TeiEmbedRequest,
+    TeiPredictRequest,
+)
 from forebay.server.api.openai.responses_items import MessageItem
 from forebay.server.api.openai.seals import Seals
 from forebay.server.api.sglang.generate import NativeRequest, _finish
@@ -60,6 +69,10 @@ MINIMAL: dict[type[Any], dict[str, Any]] = {
     OllamaEmbedRequest: {"model": "m", "input": "a"},
     EmbeddingRequest: {"input": "a"},
     RerankRequest: {"query": "q", "documents": ["a"]},
+    ClassifyRequest: {"input": "a"},
+    PoolingRequest: {"input": "a"},
+    TeiEmbedRequest: {"inputs": "a"},
+    TeiPredictRequest: {"inputs": "a"},
 }
 
 
@@ -79,6 +92,7 @@ MINIMAL: dict[type[Any], dict[str, Any]] = {
         (OllamaChatRequest, "options.seed", -1, U32),
         (OllamaEmbedRequest, "dimensions", 1, I32),
         (EmbeddingRequest, "dimensions", 1, I32),
+        (TeiEmbedRequest, "dimensions", 1, I32),
         (RerankRequest, "top_n", 1, I32),
     ],
 )
@@ -115,6 +129,10 @@ def test_top_logprobs_of_ollama_are_at_most_20() -> None:
         (ScoreRequest, "text_2"),
         (RerankRequest, "documents"),
         (RerankRequest, "texts"),
+        (ClassifyRequest, "input"),
+        (PoolingRequest, "input"),
+        (TeiEmbedRequest, "inputs"),
+        (TeiPredictRequest, "inputs"),
     ],
 )
 def test_texts_to_embed_are_1_to_2048(body: type[Any], field: str, count: int) -> None:

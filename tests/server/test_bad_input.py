@@ -29,7 +29,15 @@ from forebay.server.api.ollama.request import (
     OllamaPullRequest,
     OllamaShowRequest,
 )
-from forebay.server.api.openai.embeddings_request import EmbeddingRequest, RerankRequest, ScoreRequest
+from forebay.server.api.openai.embeddings_request import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+    TeiEmbedRequest,
+    TeiPredictRequest,
+)
 from forebay.server.api.openai.responses_request import CompactRequest, InputTokensRequest, ResponsesRequest
 from forebay.server.api.sglang.generate import NativeRequest
 from forebay.server.app import ROUTES
@@ -83,6 +91,10 @@ VALID: dict[type[Strict], dict[str, Any]] = {
     AbortRequest: {"rid": "nobody"},
     ScoreRequest: {"text_1": "hello", "text_2": "world"},
     RerankRequest: {"query": "hello", "documents": ["world"]},
+    ClassifyRequest: {"input": "hello"},
+    PoolingRequest: {"input": "hello"},
+    TeiEmbedRequest: {"inputs": "hello"},
+    TeiPredictRequest: {"inputs": "hello"},
     DetokenizeRequest: {"tokens": [5]},
     PauseRequest: {},
     ReleaseRequest: {"tags": ["weights"]},

@@ -335,7 +335,7 @@ class Pair:
         ]
         if self.others.random() < self.pooled:
             half = self.others.choice([self.prefill, self.decode])
-            vector = SamplingParams.of_pooling(Pooling(self.others.choice(list(PoolingKind))))
+            vector = SamplingParams.of_pooling(Pooling(self.others.choice(list(PoolingKind)[:3])))
             self.coming.append(partial(half.meet, prompt, vector, namespace, priority, None))
             self.num_pooled += 1
         if rng.random() < self.alone:

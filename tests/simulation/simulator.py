@@ -149,7 +149,7 @@ class Simulation:
     def arrive(self) -> None:
         rng, params = self.rng, self.conversations.params()
         if self.traffic.pooled and self.choices.random() < self.traffic.pooled:
-            params = SamplingParams.of_pooling(Pooling(self.choices.choice(list(PoolingKind))))
+            params = SamplingParams.of_pooling(Pooling(self.choices.choice(list(PoolingKind)[:3])))
         tenants = self.traffic.tenants
         tenant = self.choices.choice(tenants) if len(tenants) > 1 else tenants[0]
         again = self.conversations.again()

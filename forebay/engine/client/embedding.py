@@ -12,8 +12,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from forebay.base.errors import InvalidRequest
+from forebay.base.errors import InvalidRequest, brief
 from forebay.families.embedding import Embedding, embedding_of
+from forebay.families.model_config import ModelConfig, config_from_folder
+from forebay.families.parts.text_encoder import Head, TextEncoderConfig
+from forebay.formats.files import is_there
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams, check_token_ids
 from forebay.text.resumption import Message
 from forebay.text.tokenizer import Tokenizer
@@ -30,23 +33,101 @@ _ANSWERS: Final = ("yes", "no")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Encoder:
+    """A text encoder: its type, the kinds of its tokens, and the labels of its head, of each token or of a text whose
+    tokens `head_pooling` reduces. `independent`: each label has a probability of its own."""
+
+    model_type: str
+    vocab_size: int
+    num_types: int = 0
+    labels: tuple[str, ...] = ()
+    of_tokens: bool = False
+    head_pooling: PoolingKind = PoolingKind.CLS
+    independent: bool = False
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Encoder | None:
+        """Return the encoder of a configuration; None for a decoder."""
+        if not isinstance(config, TextEncoderConfig):
+            return None
+        return cls(
+            model_type=config.model_type,
+            vocab_size=config.vocab_size,
+            num_types=config.num_types,
+            labels=config.labels,
+            of_tokens=config.head is Head.TOKENS,
+            head_pooling=PoolingKind.MEAN if config.head_mean else PoolingKind.CLS,
+            independent=config.independent_labels,
+        )
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it scores a pair of texts by its one label."""
+        return len(self.labels) == 1 and not self.of_tokens
+
+    @property
+    def does(self) -> str:
+        """Return what it can be asked for, in words."""
+        if self.crosses:
+            return "scores of pairs (/v1/rerank, /v1/score)"
+        if self.labels:
+            return f"{len(self.labels)} labels {'of tokens' if self.of_tokens else 'of texts'} (/classify)"
+        return "vectors (/v1/embeddings) and scores by their nearness (/v1/rerank)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Texts:
     """How texts become vectors and scores with one model: `embedding` is read from its files, and `pooling` is in
-    effect."""
+    effect. `encoder` None: a decoder."""
 
     embedding: Embedding
     pooling: PoolingKind
+    encoder: Encoder | None = None
 
     @classmethod
     def of(cls, model_path: str, pooling: str) -> Texts:
         """Read the texts of the checkpoint at `model_path`. Raises ModelError for files that are not what their names
         say."""
-        return cls(embedding=embedding_of(Path(model_path)), pooling=PoolingKind(pooling))
+        path = Path(model_path)
+        found = Encoder.of(config_from_folder(path)) if is_there(path / "config.json") else None
+        return cls(embedding=embedding_of(path), pooling=PoolingKind(pooling), encoder=found)
 
     @property
     def judges(self) -> bool:
         """Whether a document is scored by what the model answers, and not by how near two vectors are."""
-        return bool(self.embedding.judges_by) or not self.embedding.is_embedder
+        return self.encoder is None and (bool(self.embedding.judges_by) or not self.embedding.is_embedder)
+
+    @property
+    def crosses(self) -> bool:
+        """Whether a text encoder scores a pair of texts by its head."""
+        return self.encoder is not None and self.encoder.crosses
+
+    @property
+    def does(self) -> str:
+        """Return what the model can be asked for, in words."""
+        return "vectors, scores and answers" if self.encoder is None else self.encoder.does
+
+    def check_generates(self) -> None:
+        """Raise InvalidRequest for a text encoder, with what it can do."""
+        if self.encoder is not None:
+            raise InvalidRequest(
+                f"a {self.encoder.model_type} is a text encoder, which generates nothing: ask it for {self.does}",
+                code="not_a_decoder",
+                param="model",
+            )
+
+    def with_prompt(self, text: str, name: str | None) -> str:
+        """Return the text behind the prompt of a task, None for the checkpoint's own default. Raises InvalidRequest for
+        a name that the checkpoint does not have."""
+        prompts = dict(self.embedding.prompts)
+        if name is not None and name not in prompts:
+            known = ", ".join(prompts) or "none"
+            raise InvalidRequest(
+                f"prompt_name is {brief(name)}; this model has {known}: leave it out, or put the prompt into the text",
+                code="unknown_prompt",
+                param="prompt_name",
+            )
+        return prompts.get(name or self.embedding.default_prompt, "") + text
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -56,7 +137,9 @@ class Texts:
         return {
             "pooling": self.pooling,
             "normalize": self.embedding.normalize,
-            "scores": "yes_no" if self.judges else "cosine",
+            "scores": "head" if self.crosses else "yes_no" if self.judges else "cosine",
+            "prompts": [name for name, _ in self.embedding.prompts],
+            "labels": [] if self.encoder is None else list(self.encoder.labels),
             "evidence": {
                 "pooling": self.embedding.why if self.pooling == self.embedding.pooling else "--pooling",
                 "scores": how if self.judges else "the files say how vectors are made",
@@ -77,6 +160,33 @@ class Texts:
         if self.embedding.normalize:
             values = values / (np.linalg.norm(values) or 1.0)
         return values.astype(np.float32)
+
+    def labels(self) -> SamplingParams:
+        """Return the parameters of a text that is classified. Raises InvalidRequest for a model without a head."""
+        encoder = self.encoder
+        if encoder is None or not encoder.labels:
+            raise InvalidRequest(
+                f"this model has no classification head: ask it for {self.does}", code="no_labels", param="model"
+            )
+        kind = PoolingKind.ALL if encoder.of_tokens else encoder.head_pooling
+        return SamplingParams.of_pooling(Pooling(kind, labels=True))
+
+    def probabilities(self, data: bytes) -> npt.NDArray[np.float64]:
+        """Return the probability of each label, of a text [labels] or of each of its tokens [tokens, labels]."""
+        assert self.encoder is not None, "labels without a head"
+        logits = np.frombuffer(data, dtype="<f4").astype(np.float64).reshape(-1, len(self.encoder.labels))
+        shares: npt.NDArray[np.float64] = 1.0 / (1.0 + np.exp(-logits.clip(-700.0, 700.0)))
+        if not self.encoder.independent and len(self.encoder.labels) > 1:
+            powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+            shares = powers / powers.sum(axis=1, keepdims=True)
+        return shares if self.encoder.of_tokens else shares.reshape(-1)
+
+    def pair(self, tokenizer: Tokenizer, first: str, second: str, max_tokens: int | None = None) -> list[int]:
+        """Return the ids of a pair of texts for a text encoder, each of them with its kind."""
+        assert self.encoder is not None, "pairs are for a text encoder"
+        ids, kinds = tokenizer.encode_pair(first, second, max_tokens=max_tokens)
+        last = max(0, self.encoder.num_types - 1)
+        return [token + self.encoder.vocab_size * min(kind, last) for token, kind in zip(ids, kinds, strict=True)]
 
     def verdicts(self, tokenizer: Tokenizer, vocab_size: int) -> SamplingParams:
         """Return the parameters of a question with the answer yes or no. Raises InvalidRequest if these are no
@@ -100,6 +210,18 @@ def check_dimensions(dimensions: int | None, most: int) -> None:
         raise InvalidRequest(
             f"dimensions is {dimensions}; this model's vectors have {most}: take as many or fewer", param="dimensions"
         )
+
+
+def as_type(vector: Vector, dtype: str) -> npt.NDArray[Any]:
+    """Return a vector as `float`, `int8` (127 for 1, of vectors of length 1 as they are), or one bit for each number:
+    `ubinary` has eight in a byte, the first in the highest bit, and `binary` 128 less."""
+    if dtype == "int8":
+        return np.rint(vector.astype(np.float64) * 127.0).clip(-127, 127).astype(np.int8)
+    if dtype == "ubinary":
+        return np.packbits(vector > 0)
+    if dtype == "binary":
+        return (np.packbits(vector > 0).astype(np.int16) - 128).astype(np.int8)
+    return vector
 
 
 def question(query: str, document: str, instruction: str = INSTRUCTION) -> list[Message]:

@@ -43,7 +43,7 @@ from forebay.engine.loop.build import build_engine
 from forebay.engine.loop.core import EngineCore
 from forebay.formats.hub_names import absent_adapter, find_adapter
 from forebay.formats.store import absent_model
-from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.sampling_params import PoolingKind, SamplingParams
 from forebay.requests.updates import CacheReport
 from forebay.text.answers.probes import Findings, find_formats
 from forebay.text.end_tokens import end_tokens
@@ -177,14 +177,20 @@ class LLM:
         prompts: Prompt | Iterable[Prompt],
         *,
         dimensions: int | None = None,
+        prompt_name: str | None = None,
         use_tqdm: bool = False,
         lora: str = "",
     ) -> list[EmbeddingOutput]:
         """The vector of each prompt (text, or token ids), in their order: what `--pooling` makes of the hidden states
-        behind the last norm, cut to `dimensions`, and of length 1 where the checkpoint says so. Raises as `generate`.
+        behind the last norm, cut to `dimensions`, and of length 1 where the checkpoint says so. Texts stand behind the
+        checkpoint's prompt of `prompt_name`. Raises as `generate`.
         """
         check_dimensions(dimensions, self.info.hidden_size)
-        outputs = [output_of(prompt, self.tokenizer) for prompt in _as_prompts(prompts)]
+        asked = (
+            self.texts.with_prompt(prompt, prompt_name) if isinstance(prompt, str) else prompt
+            for prompt in _as_prompts(prompts)
+        )
+        outputs = [output_of(prompt, self.tokenizer) for prompt in asked]
         results = self._engine.pool(outputs, self.texts.vectors(), use_tqdm, lora)
         return [
             EmbeddingOutput(
@@ -205,9 +211,11 @@ class LLM:
         use_tqdm: bool = False,
     ) -> list[float]:
         """How well each document fits its query (one for all, or one for each): how likely the model's answer yes is,
-        of yes and no; or where the checkpoint says how vectors are made, the cosine of both texts'. Raises as
-        `generate`."""
+        of yes and no; of a text encoder with one label its probability; or where the checkpoint says how vectors are
+        made, the cosine of both texts'. Raises as `generate`."""
         pairs = paired(queries, documents)
+        if self.texts.crosses:
+            return self._scores_of_head(pairs, use_tqdm)
         if not self.texts.judges:
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))
             of = {text: output.embedding for text, output in zip(texts, self.embed(texts), strict=True)}
@@ -217,6 +225,22 @@ class LLM:
         chats = (self.tokenizer.encode_chat(talk, enable_thinking=False) for talk in asked)
         outputs = [output_of(chat, self.tokenizer) for chat in chats]
         return [verdict(update.vector) for update in self._engine.pool(outputs, params, use_tqdm)]
+
+    def _scores_of_head(self, pairs: Sequence[tuple[str, str]], use_tqdm: bool) -> list[float]:
+        outputs = [output_of(self.texts.pair(self.tokenizer, *pair), self.tokenizer) for pair in pairs]
+        results = self._engine.pool(outputs, self.texts.labels(), use_tqdm)
+        return [float(self.texts.probabilities(update.vector)[0]) for update in results]
+
+    def classify(self, prompts: Prompt | Iterable[Prompt], *, use_tqdm: bool = False) -> list[dict[str, float]]:
+        """Return the probability of each label, by its name, of each text. Raises InvalidRequest for a model without a
+        head for texts, else as `generate`."""
+        params = self.texts.labels()
+        if params.pooling is not None and params.pooling.kind is PoolingKind.ALL:
+            raise InvalidRequest("this model labels tokens, not texts", code="no_labels")
+        outputs = [output_of(prompt, self.tokenizer) for prompt in _as_prompts(prompts)]
+        shares = (self.texts.probabilities(update.vector) for update in self._engine.pool(outputs, params, use_tqdm))
+        names = () if self.texts.encoder is None else self.texts.encoder.labels
+        return [dict(zip(names, values.tolist(), strict=True)) for values in shares]
 
     def load_adapter(self, name: str, path: str) -> None:
         """Load the adapter (LoRA) in the folder `path`, or of that name on the hub, for calls that name it. Raises

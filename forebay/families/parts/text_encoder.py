@@ -59,6 +59,11 @@ class TextEncoderConfig(ModelConfig):
         return True
 
     @property
+    def num_labels(self) -> int:
+        """Return the number of labels."""
+        return len(self.labels)
+
+    @property
     def num_ids(self) -> int:
         """Return the number of ids of the step's tokens: a token of kind t has its id + t * vocab_size."""
         return self.vocab_size * max(1, self.num_types)

@@ -6,7 +6,7 @@ Shape letters: T tokens, H hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -37,11 +37,13 @@ class Vectors(NamedTuple):
 
 @dataclass(slots=True)
 class _Tenant:
-    """A request that is pooled. `kept` [H] float64 is the first token's hidden state, or the sum so far."""
+    """A request that is pooled. `kept` [H] float64 is the first token's hidden state, or the sum so far; `seen` are all
+    hidden states so far, if none is reduced."""
 
     pooling: Pooling
     num_tokens: int
     kept: Tensor | None = None
+    seen: list[Tensor] = field(default_factory=list)
 
     def see(self, hidden: Tensor, start: int) -> None:
         """Take the hidden states of the tokens from `start` on, [T, H]."""
@@ -51,11 +53,14 @@ class _Tenant:
                 self.kept = add_in_order(self.kept, hidden)
             case PoolingKind.CLS if start == 0:
                 self.kept = hidden[0].double()
+            case PoolingKind.ALL:
+                assert bool(self.seen) == (start > 0), f"all tokens go on at token {start}"
+                self.seen.append(hidden.clone())
             case _:
                 pass
 
     def vector(self, last: Tensor) -> Tensor:
-        """[H] float32, given the hidden state of its last token."""
+        """[H] float32, or [tokens, H] without a reduction, given the hidden state of its last token."""
         match self.pooling.kind:
             case PoolingKind.LAST:
                 return last.float()
@@ -65,6 +70,8 @@ class _Tenant:
             case PoolingKind.CLS:
                 assert self.kept is not None
                 return self.kept.float()
+            case PoolingKind.ALL:
+                return torch.cat(self.seen).float()
 
 
 def add_in_order(total: Tensor | None, hidden: Tensor) -> Tensor:
@@ -104,12 +111,19 @@ class Pooler:
             return None
         scored = [place for place, (tenant, _) in whole.items() if tenant.pooling.token_ids]
         scores = self._scores([whole[place] for place in scored]) if scored else []
-        vectors = {place: tenant.vector(last) for place, (tenant, last) in whole.items()} | dict(
+        vectors = {place: self._result(tenant, last) for place, (tenant, last) in whole.items()} | dict(
             zip(scored, scores, strict=True)
         )
         return Vectors(
             list(vectors), [len(vector) for vector in vectors.values()], ToHost(torch.cat([*vectors.values()]))
         )
+
+    def _result(self, tenant: _Tenant, last: Tensor) -> Tensor:
+        """The numbers of a prompt, one behind the other: its vector, or the logits of its labels."""
+        vector = tenant.vector(last)
+        if tenant.pooling.labels:
+            return self._logits(vector.view(-1, vector.shape[-1])).flatten()
+        return vector.flatten()
 
     def _scores(self, whole: list[tuple[_Tenant, Tensor]]) -> list[Tensor]:
         """The log-probabilities of the tokens that each asks for."""

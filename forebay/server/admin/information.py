@@ -50,11 +50,14 @@ SamplingValues = TypedDict(
 
 
 class Texts(TypedDict):
-    """How texts become vectors, and what a score is: how likely an answer is, or the cosine of two vectors."""
+    """How texts become vectors, and what a score is: how likely an answer is, the head's of a text encoder, or the
+    cosine of two vectors. `prompts` are the names of tasks, `labels` those of a classification head."""
 
     pooling: Literal["last", "mean", "cls"]
     normalize: bool
-    scores: Literal["yes_no", "cosine"]
+    scores: Literal["yes_no", "head", "cosine"]
+    prompts: list[str]
+    labels: list[str]
     evidence: dict[str, str | None]
 
 

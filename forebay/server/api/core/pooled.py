@@ -53,8 +53,11 @@ async def embedded(
     """The vector of each input, and what they took."""
     texts, inputs = server.model.texts, body.inputs
 
+    with naming("input"):
+        asked = [texts.with_prompt(each, body.prompt_name) if isinstance(each, str) else each for each in inputs]
+
     async def prompts() -> list[list[int]]:
-        return await encoded(server, body, inputs, "input")
+        return await encoded(server, body, asked, "input")
 
     check_dimensions(body.dimensions, server.engine.info.hidden_size)
     vectors, usage = await pooled(request, server, body, len(inputs), prompts, texts.vectors(), "input")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, Literal
 
 import msgspec
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from forebay.base.errors import InvalidRequest
 from forebay.engine.client.embedding import (
     INSTRUCTION,
+    as_type,
     nearness,
     paired,
     question,
@@ -32,7 +34,7 @@ from forebay.server.protocol.validation import UNSUPPORTED_FIELD
 
 
 class EmbeddingData(msgspec.Struct, kw_only=True):
-    """As text it is float32 in little-endian order, in base64."""
+    """As text it is float32 in little-endian order, or a byte for each number of another type, in base64."""
 
     object: Literal["embedding"]
     index: int
@@ -108,9 +110,10 @@ async def embeddings(request: Request, server: ServerContext) -> Response:
     made, usage = await embedded(request, server, body)
 
     def answer() -> bytes:
+        typed = [as_type(vector, body.output_dtype) for vector in made]
         written = [
             base64.b64encode(vector.tobytes()).decode() if body.encoding_format == "base64" else vector.tolist()
-            for vector in made
+            for vector in typed
         ]
         data = [EmbeddingData(object="embedding", index=i, embedding=each) for i, each in enumerate(written)]
         name = RequestContext.of(request.scope).model
@@ -167,6 +170,8 @@ async def _scores(
 ) -> tuple[list[float], PooledUsage]:
     """Return the score of each pair, and the usage."""
     texts = server.model.texts
+    if texts.encoder is not None and texts.encoder.labels:
+        return await _by_head(request, server, body, pairs, instruction, source)
     if not texts.judges:
         if instruction is not None:
             raise InvalidRequest(
@@ -193,10 +198,64 @@ async def _scores(
     return [verdict(vector.data) for vector in vectors], usage
 
 
+async def _by_head(
+    request: Request,
+    server: ServerContext,
+    body: Sender,
+    pairs: Sequence[tuple[str, str]],
+    instruction: str | None,
+    source: str,
+) -> tuple[list[float], PooledUsage]:
+    """Return the score of each pair by the one label of a text encoder's head."""
+    texts = server.model.texts
+    if instruction is not None or not texts.crosses:
+        what = "reads no instruction" if texts.crosses else f"scores no pairs, it gives {texts.does}"
+        raise InvalidRequest(
+            f"this model {what}", code=UNSUPPORTED_FIELD, param="instruction" if texts.crosses else "model"
+        )
+
+    async def paired_ids() -> list[list[int]]:
+        limit = server.engine.info.context_length
+        return [
+            await server.workers.run(
+                server.client, texts.pair, server.tokenizer, *pair, size=sum(map(len, pair)), max_tokens=limit
+            )
+            for pair in pairs
+        ]
+
+    vectors, usage = await pooled(request, server, body, len(pairs), paired_ids, texts.labels(), source)
+    return [float(texts.probabilities(vector.data)[0]) for vector in vectors], usage
+
+
 def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
+def _also(route: Route[ServerContext], path: str) -> Route[ServerContext]:
+    """Return the route under another path, that of other engines."""
+    return replace(route, path=path)
+
+
+_SCORE: Final[Route[ServerContext]] = Route(
+    "POST",
+    "/v1/score",
+    score,
+    body=ScoreRequest,
+    answer=Scores,
+    text="How well texts fit each other.",
+    access=Access.USER,
+    forward=Forward.PROMPT,
+)
+_RERANK: Final[Route[ServerContext]] = Route(
+    "POST",
+    "/v1/rerank",
+    rerank,
+    body=RerankRequest,
+    answer=Reranked | list[ScoredText],
+    text="Documents by how well they meet a query, the best first.",
+    access=Access.USER,
+    forward=Forward.PROMPT,
+)
 ROUTES: Final[tuple[Route[ServerContext], ...]] = (
     Route(
         "POST",
@@ -208,24 +267,8 @@ ROUTES: Final[tuple[Route[ServerContext], ...]] = (
         access=Access.USER,
         forward=Forward.PROMPT,
     ),
-    Route(
-        "POST",
-        "/v1/score",
-        score,
-        body=ScoreRequest,
-        answer=Scores,
-        text="How well texts fit each other.",
-        access=Access.USER,
-        forward=Forward.PROMPT,
-    ),
-    Route(
-        "POST",
-        "/v1/rerank",
-        rerank,
-        body=RerankRequest,
-        answer=Reranked | list[ScoredText],
-        text="Documents by how well they meet a query, the best first.",
-        access=Access.USER,
-        forward=Forward.PROMPT,
-    ),
+    _SCORE,
+    _also(_SCORE, "/score"),
+    _RERANK,
+    _also(_RERANK, "/rerank"),
 )

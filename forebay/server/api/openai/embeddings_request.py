@@ -58,18 +58,25 @@ Inputs = Annotated[
 ]
 
 
+def listed(given: Any) -> list[str | list[int | str]]:
+    """Return inputs as a list: a single text or a single list of token ids is one input."""
+    one = isinstance(given, str) or any(isinstance(piece, int) for piece in given)
+    return [given] if one else list(given)
+
+
 class EmbeddingRequest(PlainText, Sender):
     """An input is a text, or a list of token ids with texts between them."""
 
     input: Inputs
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1, le=I32)] | None = None
+    output_dtype: Literal["float", "int8", "binary", "ubinary"] = "float"
+    prompt_name: Text | None = None
 
     @property
     def inputs(self) -> list[str | list[int | str]]:
         """The inputs as a list: a single text or a single list of token ids is one input."""
-        one = isinstance(self.input, str) or any(isinstance(piece, int) for piece in self.input)
-        return [self.input] if one else self.input  # type: ignore[list-item,return-value]
+        return listed(self.input)
 
 
 class ScoreRequest(Sender):
@@ -123,3 +130,43 @@ class RerankRequest(Sender):
         if self.documents is not None and self.texts is not None:
             raise refusal(INVALID_COMBINATION, "texts", "there are both documents and texts: send one of them")
         return self
+
+
+class ClassifyRequest(PlainText, Sender):
+    """Texts that a classification head labels."""
+
+    input: Inputs
+
+    @property
+    def inputs(self) -> list[str | list[int | str]]:
+        """The inputs as a list, as of `EmbeddingRequest`."""
+        return listed(self.input)
+
+
+class PoolingRequest(PlainText, Sender):
+    """Texts whose tokens become vectors."""
+
+    input: Inputs
+    encoding_format: Literal["float", "base64"] = "float"
+
+    @property
+    def inputs(self) -> list[str | list[int | str]]:
+        """The inputs as a list, as of `EmbeddingRequest`."""
+        return listed(self.input)
+
+
+class TeiEmbedRequest(Strict):
+    """The body of /embed, in the form of text-embeddings-inference."""
+
+    ignored = neutral("tei")
+    inputs: TextOrTexts
+    normalize: bool = True
+    dimensions: Annotated[int, Field(ge=1, le=I32)] | None = None
+    prompt_name: Text | None = None
+
+
+class TeiPredictRequest(Strict):
+    """The body of /predict, in the form of text-embeddings-inference: a text, or several."""
+
+    ignored = neutral("tei")
+    inputs: TextOrTexts
