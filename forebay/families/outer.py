@@ -152,6 +152,19 @@ OUTERS: Final[Mapping[str, Outer]] = {
         parts=("model.vision_tower.", "model.embed_vision.", *_AUDIO),
         never_served=_AUDIO,
     ),
+    "gemma4_unified": Outer(
+        text_type="gemma4_unified_text",
+        types={"gemma4_unified_text": "gemma4_text"},
+        body=("model.language_model.",),
+        parts=("model.embed_vision.", "model.embed_audio."),
+        never_served=("model.embed_audio.",),
+        defaults={
+            "max_position_embeddings": 262_144,
+            "sliding_window": 1024,
+            "use_bidirectional_attention": "vision",
+        },
+        fixed={"hidden_size_per_layer_input": 0, "enable_moe_block": False},
+    ),
     "idefics3": _IDEFICS,
     "internvl": Outer(text_type="qwen2", body=_LLAVA, parts=_TOWER, tied=True),
     "kimi_k25": Outer(
@@ -163,6 +176,12 @@ OUTERS: Final[Mapping[str, Outer]] = {
     "lfm2_vl": Outer(text_type="lfm2", body=("model.language_model.",), parts=_TOWER, tied=True),
     "llava": Outer(text_type="llama", body=_LLAVA, parts=_TOWER, tied=False),
     "mistral3": Outer(text_type="mistral", body=_LLAVA, parts=_TOWER, tied=True),
+    "muse_glimmer": Outer(
+        text_type="muse_glimmer_text",
+        types={"muse_glimmer_text": "muse_glimmer_text"},
+        body=("model.language_model.",),
+        parts=("model.vision_tower.", "model.vision_adapter.", "model.vision_projection."),
+    ),
     "qwen2_vl": Outer(text_type="qwen2_vl_text", types={"qwen2_vl_text": "qwen2"}, **_QWEN2),
     "qwen2_5_vl": Outer(text_type="qwen2_5_vl_text", types={"qwen2_5_vl_text": "qwen2"}, **_QWEN2),
     "qwen3_5": Outer(

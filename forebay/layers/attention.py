@@ -27,6 +27,7 @@ class QkNorm(StrEnum):
 
     NONE = "none"
     HEAD = "head"  # each head by itself, weight [D]
+    PLAIN = "plain"  # each head by itself, without a weight
     LAYER = "layer"  # layer normalization of each head, without bias; of its own weight, [Hq, D] and [Hk, D]
     FULL = "full"  # all heads of a token together, weights [Hq * D] and [Hk * D]
 
@@ -38,14 +39,14 @@ class AttentionSpec:
     `scale` 0 stands for head_dim ** -0.5; `norm_offset` is added to the weights of q's and k's norms, called
     `norm_names`. `sinks`: each head has a logit that takes part in its softmax without a value. `head_gate`: each
     head's output is multiplied by sigmoid(gate_proj(x)), one gate per head. `output_gate`: each entry of the output is
-    multiplied by the sigmoid of its own gate, which `q_proj` has behind each head's q. The input, k and the output are
-    multiplied by `input_scale`, `key_scale` and `output_scale`. `interleaved`: the checkpoint has rotary pairs as
-    neighbours. `qkv_name`: the name of the one tensor that holds q, k and v, if there is one. `value_norm`: each head's
-    value is normed, without a weight. `values_from_keys`: there is no v_proj, values are the output of k_proj; they are
-    normed, then. `input_size`: the size of the input, 0 for the hidden size. `value_dim` is the size of a head's
-    values, 0 for `head_dim`; they are multiplied by `value_scale`. `softcap`: see `AttentionOps`. `rope_first`: heads
-    are rotated before they are normed. `query_scale` None if queries are not scaled by their position. `bidirectional`:
-    see `PagedAttention`.
+    multiplied by the sigmoid of its own gate, which `q_proj` has behind each head's q, or the tensor `gate_name`. The
+    input, k and the output are multiplied by `input_scale`, `key_scale` and `output_scale`. `interleaved`: the
+    checkpoint has rotary pairs as neighbours. `qkv_name`: the name of the one tensor that holds q, k and v, if there is
+    one. `value_norm`: each head's value is normed, without a weight. `values_from_keys`: there is no v_proj, values are
+    the output of k_proj; they are normed, then. `input_size`: the size of the input, 0 for the hidden size. `value_dim`
+    is the size of a head's values, 0 for `head_dim`; they are multiplied by `value_scale`. `softcap`: see
+    `AttentionOps`. `rope_first`: heads are rotated before they are normed. `query_scale` None if queries are not scaled
+    by their position. `bidirectional`: see `PagedAttention`.
     """
 
     name: str
@@ -65,6 +66,7 @@ class AttentionSpec:
     sinks: bool = False
     head_gate: bool = False
     output_gate: bool = False
+    gate_name: str = ""
     interleaved: bool = False
     qkv_name: str = ""
     value_norm: bool = False
@@ -163,7 +165,7 @@ class Attention:
         v = v.view(len(x), spec.num_kv_heads, spec.v_head_dim)
         if self._cos_sin is not None:
             ops.attention.apply_rope(q, k, ctx.positions, self._cos_sin)
-        if spec.qk_norm is QkNorm.HEAD:
+        if spec.qk_norm in (QkNorm.HEAD, QkNorm.PLAIN):
             q, k = (
                 ops.norms.rms_norm(part, weight, spec.norm_eps)
                 for part, weight in zip((q, k), self._norms, strict=True)
@@ -181,6 +183,8 @@ def _norms(spec: AttentionSpec, parts: Parts) -> tuple[Tensor, ...]:
     if spec.qk_norm is QkNorm.NONE:
         return ()
     dim, heads = spec.head_dim, (spec.num_heads, spec.num_kv_heads)
+    if spec.qk_norm is QkNorm.PLAIN:
+        return parts.ones(dim), parts.ones(dim)
     shapes: dict[QkNorm, list[tuple[int, ...]]] = {
         QkNorm.HEAD: [(dim,), (dim,)],
         QkNorm.LAYER: [(count, dim) for count in heads],
@@ -199,13 +203,16 @@ def _qkv(spec: AttentionSpec, parts: Parts) -> Linear:
     """Build the linear layer of q, k, v and, with an `output_gate`, the gates."""
     q, kv = spec.q_size, spec.kv_size
     values = {} if spec.values_from_keys else {"v_proj": spec.v_size}
-    outputs = {"q_proj": (1 + spec.output_gate) * q, "k_proj": kv, **values}
+    within_q = spec.output_gate and not spec.gate_name
+    outputs = {"q_proj": (1 + within_q) * q, "k_proj": kv, **values}
+    if spec.gate_name:
+        outputs[spec.gate_name] = q
     scales = ((q, 1.0), (kv, spec.key_scale), *((rows, spec.value_scale) for rows in values.values()))
     return parts.linear(
         {spec.qkv_name: sum(outputs.values())} if spec.qkv_name else outputs,
         spec.input_size or spec.hidden_size,
         bias=spec.qkv_bias,
-        rows=_gates_last(spec) if spec.output_gate else _halves(spec) if spec.interleaved else (),
+        rows=_gates_last(spec) if within_q else _halves(spec) if spec.interleaved else (),
         scales=(*scales, (q, 1.0)) if spec.output_gate else scales,
         input_scale=spec.input_scale,
     )

@@ -17,16 +17,20 @@ from forebay.layers.norms import Norm, NormSpec, build_norm
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SublayerSpec:
-    """x += after(part(before(x))): `before` and `after` are norms, None if there is none."""
+    """x += after(part(before(x))): `before` and `after` are norms, None if there is none. `after_eps` is the epsilon of
+    `after`, None for that of the block."""
 
     part: PartSpec
     before: NormSpec | None = None
     after: NormSpec | None = None
+    after_eps: float | None = None
 
     def build(self, parts: Parts, eps: float) -> Sublayer:
-        """Return the part with its weights, and those of the norms, which have `eps`."""
-        norms = (None if norm is None else build_norm(norm, parts, eps) for norm in (self.before, self.after))
-        return Sublayer(self.part.build(parts), *norms)
+        """Return the part with its weights, and those of the norms, which have `eps` unless they have their own."""
+        before = None if self.before is None else build_norm(self.before, parts, eps)
+        after_eps = eps if self.after_eps is None else self.after_eps
+        after = None if self.after is None else build_norm(self.after, parts, after_eps)
+        return Sublayer(self.part.build(parts), before, after)
 
 
 class Sublayer(NamedTuple):

@@ -21,7 +21,7 @@ from forebay.layers.indexer import IndexerSpec
 from forebay.layers.linear import Linear
 from forebay.layers.paged_attention import PagedAttention
 from forebay.layers.params import Rows, rows_of_blocks
-from forebay.layers.rotary import RopeSpec
+from forebay.layers.rotary import QueryScaleSpec, RopeSpec
 from forebay.layers.selection import Selection
 from forebay.pools.cache_spec import LatentAttention
 
@@ -31,7 +31,8 @@ _NORM_EPS = 1e-6  # of the norms of both latent vectors, whatever the rest of a 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentAttentionSpec:
     """`rope` None: the R dimensions are not rotated. `bias`: of the layers from the input to latent vectors, and of the
-    output. `head_gate`: each head's output is multiplied by sigmoid(g_proj(x)).
+    output. `head_gate`: each head's output is multiplied by sigmoid(g_proj(x)). `query_scale` None if queries are not
+    scaled by their position.
 
     `indexer` selects the tokens that are read, None for all; with `shares_selection` they are those of the last layer
     before this one that has an indexer."""
@@ -44,6 +45,7 @@ class LatentAttentionSpec:
     rope: RopeSpec | None
     bias: bool = False
     head_gate: bool = False
+    query_scale: QueryScaleSpec | None = None
     indexer: IndexerSpec | None = None
     shares_selection: bool = False
     output_name: str = "o_proj"
@@ -62,7 +64,7 @@ class LatentAttentionLayer:
         self._shares_selection = spec.shares_selection
         sparse = spec.indexer is not None or spec.shares_selection
         keeps = LatentAttention(rank=latent.rank, rope_dim=latent.rope_dim, sparse=sparse)
-        self._attend = PagedAttention(parts, parts.keep(keeps), scale=spec.scale)
+        self._attend = PagedAttention(parts, parts.keep(keeps), scale=spec.scale, query_scale=spec.query_scale)
         self._cos_sin = None if spec.rope is None else parts.rope(spec.rope)
         self._q_layers = _q_layers(spec, parts)
         self._kv_layer = parts.linear(

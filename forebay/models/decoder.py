@@ -36,9 +36,10 @@ Names = tuple[str | None, str | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderSpec:
-    """`tied`: the embedding is used for the logits too. Embeddings are multiplied by `embedding_scale`, logits by
-    `logits_scale`, and then held within +-`logits_cap`, 0 for no cap. `per_layer`: further inputs of layers. `streams`:
-    None if layers have one residual stream. `draft_head`: None if it is not used."""
+    """`tied`: the embedding is used for the logits too. Embeddings are multiplied by `embedding_scale` and, with
+    `embedding_norm`, normed without a weight. Logits are multiplied by `logits_scale`, and then held within
+    +-`logits_cap`, 0 for no cap. `per_layer`: further inputs of layers. `streams`: None if layers have one residual
+    stream. `draft_head`: None if it is not used."""
 
     blocks: tuple[BlockSpec, ...]
     embedding: TensorParam
@@ -47,6 +48,7 @@ class DecoderSpec:
     tied: bool
     max_positions: int
     embedding_scale: float = 1.0
+    embedding_norm: bool = False
     logits_scale: float = 1.0
     logits_cap: float = 0.0
     per_layer: PerLayerInputsSpec | None = None
@@ -208,6 +210,7 @@ class Model:
         parts = Parts(ops, weights, ropes, first=first_entry, adapters=self.adapters)
         table = weights.table(spec.embedding)
         self._embedding = lookup(parts, table)
+        self._embedding_norm = parts.ones(self.hidden_size) if spec.embedding_norm else None
         self._per_layer = None if spec.per_layer is None else spec.per_layer.build(parts)
         if not spec.tied:
             vocab_size, hidden_size = spec.embedding.shape
@@ -272,7 +275,11 @@ class Model:
     def embed(self, input_ids: Tensor) -> Tensor:
         """input_ids [T] int64 -> [T, H], as the first layer is given them."""
         x = self._embedding(input_ids)
-        return x if self._spec.embedding_scale == 1.0 else self._ops.elementwise.scale_(x, self._spec.embedding_scale)
+        if self._spec.embedding_scale != 1.0:
+            self._ops.elementwise.scale_(x, self._spec.embedding_scale)
+        if self._embedding_norm is not None:
+            x = self._ops.norms.rms_norm(x, self._embedding_norm, self._spec.norm_eps)
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] -> [N, V] float32."""

@@ -36,7 +36,8 @@ from forebay.pools.cache_spec import CacheSpec
 
 def equations(spec: DecoderSpec, kept: Sequence[Iterable[CacheSpec]]) -> Iterator[str]:
     """Line by line; `kept` is what each block keeps of the tokens it has seen."""
-    yield f"x = {times(spec.embedding_scale)}embedding[token]  ({_by(spec.embedding)})"
+    embedding = f"{times(spec.embedding_scale)}embedding[token]"
+    yield f"x = {f'norm({embedding})' if spec.embedding_norm else embedding}  ({_by(spec.embedding)})"
     if spec.per_layer is not None:
         own = f"{spec.per_layer.size**0.5:.4g} table[token]"
         yield f"p = 0.7071 (norm(W x) + {own})  ({_by(spec.per_layer.table)}), a part for each layer"
@@ -132,7 +133,13 @@ def _(part: ScalarGateSpec) -> Term:
 
 @term.register
 def _(part: AttentionSpec) -> Term:
-    normed = {"none": "{}", "head": "norm({})", "full": "norm of all heads({})", "layer": "layernorm({})"}[part.qk_norm]
+    normed = {
+        "none": "{}",
+        "head": "norm({})",
+        "plain": "norm({})",
+        "full": "norm of all heads({})",
+        "layer": "layernorm({})",
+    }[part.qk_norm]
     rotated = "rope({})" if part.rope else "{}"
     inner, outer = (rotated, normed) if part.rope_first else (normed, rotated)
     q, k = (outer.format(inner.format(w)) for w in ("Wq h", "Wk h"))
@@ -156,7 +163,7 @@ def _(part: AttentionSpec) -> Term:
     )
 
 
-def _grown(part: AttentionSpec) -> str:
+def _grown(part: AttentionSpec | LatentAttentionSpec) -> str:
     scale = part.query_scale
     return "" if scale is None else f"(1 + {scale.beta:g} log(1 + floor(position / {scale.length:,}))) "
 
@@ -215,7 +222,7 @@ def _(part: LatentAttentionSpec) -> Term:
         f"attention({ARGUMENT})",
         (
             f"attention(h) = Wo {gate}softmax({part.scale:.4g} q·k) v  over {_read(part)}",
-            f"  c = norm(Wdkv h) of {latent.rank}, q = Wuq {c_q}, k = [Wuk c, Wkr h], v = Wuv c",
+            f"  c = norm(Wdkv h) of {latent.rank}, q = {_grown(part)}Wuq {c_q}, k = [Wuk c, Wkr h], v = Wuv c",
             f"  {part.num_heads} heads of {latent.nope_dim} + {latent.rope_dim} ({rotated}), "
             f"values of {latent.value_dim}",
             *_rope(part.rope, interleaved=latent.interleaved),

@@ -32,6 +32,10 @@ NAMES: dict[str, dict[str, str]] = {
     "granite": {**MULTIPLIERS, "mlp_bias": "mlp_bias"},
     "granitemoe": GRANITE_MOE,
     "granitemoeshared": {**GRANITE_MOE, "shared_intermediate_size": "shared_intermediate_size"},
+    "granite_swa": {**MULTIPLIERS, "mlp_bias": "mlp_bias", "rope_thetas": "layer_rope_theta"},
+    "granitemoe_swa": {**GRANITE_MOE, "shared_intermediate_size": "shared_intermediate_size"},
+    "gemma": {},
+    "glm": {},
     "exaone4": {},
     "exaone_moe": {
         "experts.num_experts": "num_experts",
@@ -64,7 +68,8 @@ def test_defaults_are_those_of_transformers(model_type, read):
     rope = theirs.rope_parameters
     assert ours.rope_theta == rope.get(FULL, rope)["rope_theta"]
     for path, name in NAMES[model_type].items():
-        assert attrgetter(path)(ours) == getattr(theirs, name), name
+        value = getattr(theirs, name)
+        assert attrgetter(path)(ours) == (tuple(value) if isinstance(value, list) else value), name
 
 
 @pytest.mark.parametrize("fields", [{}, {"rope_theta": 777.0}, {"rope_theta": 777.0, "rope_scaling": {"factor": 4.0}}])
@@ -159,6 +164,14 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ("granitemoe", {"num_local_experts": 0}, "num_local_experts"),
         ("granitemoe", {"num_local_experts": 1 << 24}, "at most 131072 experts"),
         ("granitemoeshared", {"shared_intermediate_size": -1}, "shared_intermediate_size"),
+        ("granite_swa", {"layer_rope_theta": [0] * 7}, "layer_rope_theta"),
+        ("granite_swa", {"layer_rope_theta": [0] * 7 + [0.5]}, "layer_rope_theta"),
+        ("granite_swa", {"layer_rope_theta": [0] * 7 + ["x"]}, "layer_rope_theta"),
+        ("granite_swa", {"sliding_window": None}, "sliding_window"),
+        ("granitemoe_swa", {"layer_rope_theta": 10_000.0}, "layer_rope_theta"),
+        ("gemma", {"hidden_act": "silu"}, "hidden_act"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("glm", {"partial_rotary_factor": 0}, "partial_rotary_factor"),
         ("exaone4", {"sliding_window": None, "layer_types": [SLIDING] * 8}, "layer_types"),
         ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern"),
         ("exaone4", {"sliding_window_pattern": 0}, "sliding_window_pattern"),
@@ -200,7 +213,7 @@ def test_what_is_not_honoured_is_refused(model_type, fields, message, read):
 
 OTHER_NAMES = (
     *("rope_theta", "rope_scaling", "is_moe_layer", "num_local_experts", "num_experts_per_tok", "bias", "qkv_bias"),
-    *("moe_intermediate_size", "num_shared_expert"),
+    *("moe_intermediate_size", "num_shared_expert", "partial_rotary_factor"),
 )
 
 

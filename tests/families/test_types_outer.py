@@ -46,7 +46,7 @@ def test_defaults_are_those_of_transformers(model_type, read):
 
 def test_ministral3_scales_queries_as_transformers_does_by_default(read):
     theirs, ours = AutoConfig.for_model("ministral3", **GIVEN).rope_parameters, read("ministral3")
-    assert (ours.query_beta, ours.query_length) == (
+    assert ours.query_scale == (
         theirs["llama_4_scaling_beta"],
         theirs["original_max_position_embeddings"],
     )
@@ -58,7 +58,7 @@ def test_ministral3_scales_queries_as_transformers_does_by_default(read):
 @pytest.mark.parametrize("beta", [0, None])
 def test_ministral3_without_a_scale_needs_no_length(beta, read):
     config = read("ministral3", rope_parameters={"rope_theta": 5e3, "llama_4_scaling_beta": beta})
-    assert (config.query_beta, config.query_length, config.rope_scaling) == (0.0, 0, None)
+    assert (config.query_scale, config.rope_scaling) == ((0.0, 0), None)
 
 
 @pytest.mark.parametrize("given", [{}, {"mtp_layer_types": None}, {"mtp_layer_types": [], "mtp_mlp_layer_types": []}])
@@ -121,4 +121,4 @@ def test_any_value_in_the_rope_of_ministral3_is_refused_or_gives_a_configuration
                 config = read("ministral3", rope_parameters={**rope, name: value})
             except ModelError:
                 continue
-            assert config.query_length > 0 or not config.query_beta
+            assert config.query_scale.length > 0 or not config.query_scale.beta

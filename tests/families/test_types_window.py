@@ -45,6 +45,12 @@ NAMES: dict[str, dict[str, str]] = {
         "per_layer_vocab_size": "vocab_size_per_layer_input",
         "wide_readers": "use_double_wide_mlp",
     },
+    "muse_glimmer_text": {
+        "query_factor": "qk_scale_factor",
+        "logits_factor": "output_multiplier",
+        "logits_cap": "final_logit_softcapping",
+        "after_eps": "post_norm_eps",
+    },
     "gpt_oss": {
         "experts.num_experts": "num_local_experts",
         "experts.per_token": "num_experts_per_tok",
@@ -89,6 +95,12 @@ GEMMA4 = {
     "num_kv_shared_layers": 4,
     "layer_types": [SLIDING, FULL, SLIDING, FULL] + [SLIDING] * 3,
 }
+
+
+def test_muse_glimmer_has_a_rope_in_the_layers_of_transformers(read):
+    for given in ({}, {"layer_rope_theta": [10_000.0, 0] * 4}):
+        theirs = AutoConfig.for_model("muse_glimmer_text", **GIVEN, **given).layer_rope_theta
+        assert read("muse_glimmer_text", **given).has_rope == tuple(theta > 0 for theta in theirs)
 
 
 @pytest.mark.parametrize("from_keys", [False, True])

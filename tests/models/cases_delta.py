@@ -158,6 +158,48 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": _YARN,
         },
     ),
+    "mistral4": (
+        "mistral4",
+        {
+            **_LATENT,
+            "head_dim": 20,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {
+                **_YARN,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.8,
+                "llama_4_scaling_beta": 0.7,
+            },
+        },
+    ),
+    "mistral4-groups-biases-tied": (
+        "mistral4",
+        {
+            **_LATENT,
+            "head_dim": 20,
+            "q_lora_rank": None,
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.7,
+            "norm_topk_prob": False,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_interleave": False,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 5_000.0,
+                "factor": 2.0,
+                "original_max_position_embeddings": 20,
+                "llama_4_scaling_beta": 0.2,
+            },
+        },
+    ),
     # The format has one number for two: mscale and mscale_all_dim.
     "deepseek_v3-gguf": (
         "deepseek_v3",

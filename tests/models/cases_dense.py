@@ -67,6 +67,53 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoe",
         {**_GRANITE_MOE, "attention_bias": True, "tie_word_embeddings": True, "rope_parameters": _LINEAR},
     ),
+    "granite_swa": ("granite_swa", {**_MULTIPLIERS, "layer_types": [FULL, SLIDING, SLIDING], "sliding_window": 6}),
+    "granite_swa-ropes-biases-untied": (
+        "granite_swa",
+        {
+            **_MULTIPLIERS,
+            "num_hidden_layers": 5,
+            "sliding_window": 5,
+            "layer_rope_theta": [0, 700.0, 0, 5_000.0, 700.0],
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "granitemoe_swa": (
+        "granitemoe_swa",
+        {
+            **_GRANITE_MOE,
+            "layer_types": [FULL, SLIDING, SLIDING],
+            "sliding_window": 6,
+            "layer_rope_theta": [0, 700.0, 5_000.0],
+        },
+    ),
+    "granitemoe_swa-shared-biases-tied": (
+        "granitemoe_swa",
+        {
+            **_GRANITE_MOE,
+            "sliding_window": 5,
+            "shared_intermediate_size": 40,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": _LINEAR,
+        },
+    ),
+    "gemma": ("gemma", {}),
+    "gemma-biases-untied": (
+        "gemma",
+        {"hidden_act": "gelu", "attention_bias": True, "tie_word_embeddings": False, "rope_parameters": _LINEAR},
+    ),
+    "glm": ("glm", {"head_dim": 16}),
+    "glm-no-biases-tied-whole-heads": (
+        "glm",
+        {
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**_LINEAR, "partial_rotary_factor": 1.0},
+        },
+    ),
     "granitemoeshared": ("granitemoeshared", {**_GRANITE_MOE, "shared_intermediate_size": 40}),
     "granitemoeshared-without": ("granitemoeshared", {**_GRANITE_MOE, "shared_intermediate_size": 0}),
     "exaone4": ("exaone4", {"layer_types": [SLIDING, FULL, SLIDING], "sliding_window": 6, "rope_parameters": _LLAMA3}),

@@ -129,6 +129,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma4_text-pattern": ("gemma4_text", {**_GEMMA4, "num_hidden_layers": 8, "num_kv_shared_layers": 1}),
+    "muse_glimmer_text": (
+        "muse_glimmer_text",
+        {"num_hidden_layers": 5, "sliding_window": 6, "output_multiplier": 1.7, "final_logit_softcapping": 3.0},
+    ),
+    "muse_glimmer_text-listed-tied": (
+        "muse_glimmer_text",
+        {
+            "layer_types": [FULL, SLIDING, FULL],
+            "sliding_window": 5,
+            "layer_rope_theta": [10_000.0, 0, 0],
+            "qk_scale_factor": 1.3,
+            "post_norm_eps": 0.1,
+            "tie_word_embeddings": True,
+        },
+    ),
     "ministral3": ("ministral3", {"rope_parameters": {**_MINISTRAL, "mscale": 1.0, "mscale_all_dim": 0.8}}),
     "ministral3-window-tied": (
         "ministral3",

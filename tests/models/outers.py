@@ -70,6 +70,13 @@ _GEMMA4: Final = _SIGLIP | {
 }
 # transformers takes the placeholder in a text for padding: no text of a test has it.
 _GEMMA4_TOKENS: Final = {"image_token_id": 7, "boi_token_id": 6, "eoi_token_id": 5}
+_GEMMA4_UNIFIED: Final = {
+    "global_head_dim": 20,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "num_kv_shared_layers": 1,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}
 _MOE: Final = {**CASES["qwen3_moe"][1], "moe_intermediate_size": 20}
 OUTERS: Final[dict[str, Case]] = {
     "smolvlm": _case(
@@ -121,6 +128,15 @@ OUTERS: Final[dict[str, Case]] = {
     "gemma4-causal": _case(
         "gemma4", "gemma4_text", _GEMMA4, _SAME, CASES["gemma4_text"][1] | {"pad_token_id": 9}, **_GEMMA4_TOKENS
     ),
+    "gemma4_unified": _case(
+        "gemma4_unified",
+        "gemma4_unified_text",
+        {"patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 40, "mm_posemb_size": 24, "output_proj_dims": 40},
+        _SAME,
+        {**_GEMMA4_UNIFIED, "sliding_window": 3, "use_bidirectional_attention": "vision", "pad_token_id": 9},
+        ours="gemma4_text",
+        **_GEMMA4_TOKENS,
+    ),
     "mistral3": _case(
         "mistral3",
         "mistral",
@@ -136,6 +152,15 @@ OUTERS: Final[dict[str, Case]] = {
         _VISION | _IMAGE | {"model_type": "pixtral", "head_dim": 8},
         _LLAVA,
         CASES["ministral3"][1],
+    ),
+    "muse_glimmer": _case(
+        "muse_glimmer",
+        "muse_glimmer_text",
+        _VISION | {"num_hidden_layers": 1, "patch_size": 4, "pos_emb_height": 4, "pos_emb_width": 4},
+        _SAME,
+        CASES["muse_glimmer_text"][1],
+        out_hidden_size=16,
+        projector_hidden_size=16,
     ),
     "internvl": _case("internvl", "qwen2", _VISION | {"image_size": [28, 28], "patch_size": [14, 14]}, _LLAVA, {}),
     "internvl-qwen3": _case(
@@ -241,7 +266,7 @@ def save_as_published(oracle: Any, case: Case, folder: Path) -> Path:
 
 def published(oracle: Any, case: Case) -> dict[str, Tensor]:
     """All tensors, each once, under the names of the hub's files."""
-    tied = oracle.config.tie_word_embeddings
+    tied = getattr(oracle.config, "tie_word_embeddings", False)
     tensors: dict[str, Tensor] = {}
     for name, values in oracle.state_dict().items():
         if tied and name == "lm_head.weight":

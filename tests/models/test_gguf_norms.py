@@ -98,6 +98,7 @@ def gemma2_tensors(name: str, values: np.ndarray, config: ModelConfig) -> Named:
 
 CONVERSIONS = {
     "gemma2-gguf": Conversion(gguf.MODEL_ARCH.GEMMA2, gemma2_tensors, gemma2_metadata),
+    "gemma": Conversion(gguf.MODEL_ARCH.GEMMA, gemma2_tensors, lambda config: {"rope.freq_base": None}),
     "cohere": Conversion(gguf.MODEL_ARCH.COMMAND_R, as_they_are, cohere_metadata),
     "cohere2-gguf": Conversion(gguf.MODEL_ARCH.COHERE2, as_they_are, cohere2_metadata),
     "starcoder2-no-window": Conversion(gguf.MODEL_ARCH.STARCODER2, as_they_are, layer_norm_metadata),

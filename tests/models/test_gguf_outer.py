@@ -51,7 +51,7 @@ def ministral3_metadata(config: ModelConfig) -> dict[str, Any]:
     return {
         **yarn_metadata(scaling),
         "rope.scaling.yarn_log_multiplier": scaling["mscale_all_dim"],
-        "attention.temperature_scale": config.query_beta,
+        "attention.temperature_scale": config.query_scale.beta,
         "rope.dimension_count": config.head_dim,
     }
 

@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, Mistral4Config, Mistral4ForCausalLM
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.muse_glimmer.configuration_muse_glimmer import MuseGlimmerTextConfig
+from transformers.models.muse_glimmer.modeling_muse_glimmer import MuseGlimmerPreTrainedModel, MuseGlimmerTextModel
 
 from tests.models import (
     cases_compressed,
@@ -28,6 +31,29 @@ from tests.models import (
 )
 
 VOCAB = 96
+
+
+class MuseGlimmerForCausalLM(MuseGlimmerPreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
+    """The language model of Muse Glimmer with its head, which transformers has only inside of the whole model."""
+
+    config_class = MuseGlimmerTextConfig
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: MuseGlimmerTextConfig) -> None:
+        super().__init__(config)
+        self.model = MuseGlimmerTextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    def forward(self, *arguments: Any, logits_to_keep: int = 0, **options: Any) -> CausalLMOutputWithPast:
+        made, cap = self.model(*arguments, **options), self.config.final_logit_softcapping
+        logits = self.lm_head(made.last_hidden_state[:, -logits_to_keep:]) * self.config.output_multiplier
+        return CausalLMOutputWithPast(logits=cap * torch.tanh(logits / cap), cache=made.cache)
+
+
+# transformers has these among the models that see images, where AutoModelForCausalLM does not look.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+AutoModelForCausalLM.register(MuseGlimmerTextConfig, MuseGlimmerForCausalLM, exist_ok=True)
 
 BASE = {
     "vocab_size": VOCAB,

@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutants.mutant import Mutant
 
 _GGUF: Final = "models/test_gguf_dense.py::test_a_converted_model_gives_the_logits_of_the_original"
+_PREFILL: Final = "models/test_oracle.py::test_prefill_gives_the_logits_of_transformers"
 _READ: Final = "families/test_types_dense.py::"
 
 DENSE: Final[tuple[Mutant, ...]] = (
@@ -121,5 +122,47 @@ DENSE: Final[tuple[Mutant, ...]] = (
         "int(layer[1]) >= config.num_layers",
         "int(layer[1]) > config.num_layers",
         "models/test_gguf_dense.py::test_blocks_that_draft_are_left_out",
+    ),
+    Mutant(
+        "C28 a layer of Granite Swash with a base of 0 has no rotary embedding",
+        "models/families/parts/scaled_windows.py",
+        "config.rope_scaling) if theta else None",
+        "config.rope_scaling) if theta else RopeSpec(config.head_dim, config.rope_theta, config.rope_scaling)",
+        _PREFILL + "[torch-granite_swa-ropes-biases-untied]",
+    ),
+    Mutant(
+        "C28 each layer of Granite Swash has its own base of the rotary embedding",
+        "models/families/parts/scaled_windows.py",
+        "RopeSpec(config.head_dim, theta, config.rope_scaling)",
+        "RopeSpec(config.head_dim, config.rope_theta, config.rope_scaling)",
+        _PREFILL + "[torch-granite_swa-ropes-biases-untied]",
+    ),
+    Mutant(
+        "C28 Mistral 4's queries are scaled by their position",
+        "layers/latent_attention.py",
+        "query_scale=spec.query_scale",
+        "query_scale=None",
+        _PREFILL + "[torch-mistral4]",
+    ),
+    Mutant(
+        "C28 the norms behind Muse Glimmer's parts have an epsilon of their own",
+        "layers/blocks.py",
+        "after_eps = eps if self.after_eps is None else self.after_eps",
+        "after_eps = eps",
+        _PREFILL + "[torch-muse_glimmer_text-listed-tied]",
+    ),
+    Mutant(
+        "C28 Muse Glimmer's embeddings are normed",
+        "models/decoder.py",
+        "if self._embedding_norm is not None:",
+        "if self._embedding_norm is not None and self._spec.tied:",
+        _PREFILL + "[torch-muse_glimmer_text]",
+    ),
+    Mutant(
+        "C28 Muse Glimmer's normed queries are multiplied by their factor",
+        "models/families/muse_glimmer_text.py",
+        "scale=config.query_factor * config.head_dim**-0.5",
+        "scale=config.head_dim**-0.5",
+        _PREFILL + "[torch-muse_glimmer_text]",
     ),
 )

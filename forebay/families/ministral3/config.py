@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from forebay.families.fields import Fields
 from forebay.families.model_config import Family, ModelConfig
-from forebay.families.rope import rope_parameters
+from forebay.families.parts.query_scale import QueryScale, query_scale, without_query_scale
 from forebay.families.shape import Shape
 from forebay.families.transformer import Defaults, Windows, transformer
 
@@ -21,34 +21,26 @@ _ROPE: Final = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-_LENGTH: Final = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ministral3Config(ModelConfig):
-    """A query at position p is multiplied by 1 + beta * log(1 + floor(p / length)): `query_beta`, 0 for no scale, and
-    `query_length`."""
+    """A configuration with a scale of queries by their position."""
 
-    query_beta: float
-    query_length: int
+    query_scale: QueryScale
 
 
 def parse(fields: Fields) -> Ministral3Config:
     """Read Ministral 3's fields: Mistral's, with the scale of queries among the rope's parameters."""
-    rope = {**(rope_parameters(fields) or _ROPE)}
-    scale = Fields({"llama_4_scaling_beta": rope.pop("llama_4_scaling_beta", None)}, fields.where)
-    rope.pop("max_position_embeddings", None)  # the model's, once more
-    described = fields.replaced(rope_parameters=rope, rope_scaling=None)
+    described, beta = without_query_scale(fields, _ROPE)
     defaults = Defaults(head_dim=128, rms_norm_eps=1e-5, attention_bias=False)
     values = transformer(described, defaults, windows=Windows(size=0, listed=False))
-    beta = scale.number("llama_4_scaling_beta", default=0.0)
-    trained = Fields(values["rope_scaling"] or {}, f"{fields.where}: rope_parameters")
-    return Ministral3Config(**values, query_beta=beta, query_length=trained.size(_LENGTH) if beta else 0)
+    return Ministral3Config(**values, query_scale=query_scale(fields, beta, values["rope_scaling"]))
 
 
 def small(shape: Shape) -> dict[str, Any]:
     """Return the own fields of a small model: positions of 16 times the length that it was trained on."""
-    return {"rope_parameters": {**_ROPE, _LENGTH: 2048}}
+    return {"rope_parameters": {**_ROPE, "original_max_position_embeddings": 2048}}
 
 
 FAMILY: Final = Family(parse=parse, small=small)

@@ -81,7 +81,7 @@ def parse(fields: Fields) -> Gemma4Config:
         kv_owners=_kv_owners(fields, kinds),
         values_from_keys=values_from_keys,
         per_layer_size=per_layer,
-        per_layer_vocab_size=_per_layer_vocab(fields, values["vocab_size"]) if per_layer else 0,
+        per_layer_vocab_size=_per_layer_vocab(fields, values["vocab_size"], per_layer),
         wide_readers=fields.flag("use_double_wide_mlp", default=False),
         logits_cap=cap(fields, "final_logit_softcapping", default=0.0),
         bidirectional=fields.get("use_bidirectional_attention") is not None,
@@ -159,7 +159,10 @@ def _kv_owners(fields: Fields, kinds: Sequence[str]) -> tuple[int, ...]:
     return tuple(layer if layer < first else last[kind] for layer, kind in enumerate(kinds))
 
 
-def _per_layer_vocab(fields: Fields, vocab_size: int) -> int:
+def _per_layer_vocab(fields: Fields, vocab_size: int, per_layer: int) -> int:
+    if not per_layer:
+        fields.dropped("vocab_size_per_layer_input")
+        return 0
     return fields.size("vocab_size_per_layer_input", default=_PER_LAYER_VOCAB, least=vocab_size)
 
 

@@ -27,13 +27,13 @@ def latent_transformer(fields: Fields, defaults: Defaults, latent: Latent) -> di
 
 
 def latent_attention(
-    fields: Fields, *, q_rank: int, interleaved: bool, nope_dim: int = 128, value_dim: int = 128
+    fields: Fields, *, q_rank: int, interleaved: bool, rank: int = 512, nope_dim: int = 128, value_dim: int = 128
 ) -> Latent:
     """Read the sizes of latent attention; the arguments are the type's defaults. A null as `q_lora_rank` means that
     queries come straight from the input."""
     no_q_rank = fields.is_null("q_lora_rank")
     return Latent(
-        rank=fields.size("kv_lora_rank", default=512),
+        rank=fields.size("kv_lora_rank", default=rank),
         q_rank=0 if no_q_rank else fields.size("q_lora_rank", default=q_rank),
         nope_dim=fields.size("qk_nope_head_dim", default=nope_dim),
         rope_dim=fields.size("qk_rope_head_dim", default=64),

@@ -8,22 +8,24 @@ from forebay.families.fields import Fields
 from forebay.families.model_config import Experts
 from forebay.families.parts.multipliers import GraniteConfig, multipliers, small_multipliers
 from forebay.families.shape import Shape
-from forebay.families.transformer import Defaults, transformer
+from forebay.families.transformer import Defaults, Windows, transformer
 
 
 def parse(fields: Fields) -> GraniteConfig:
     """Read the fields of Granite's mixtures; `intermediate_size` is one expert's."""
-    values = transformer(fields, Defaults(kv_heads=True))
+    return GraniteConfig(**values(fields))
+
+
+def values(fields: Fields, *, windows: Windows | None = None) -> dict[str, Any]:
+    """Return the values of a mixture, as `GraniteConfig` calls them."""
+    shared = transformer(fields, Defaults(kv_heads=True), windows=windows)
     number = fields.size("num_local_experts", default=8)
-    return GraniteConfig(
-        **values,
-        multipliers=multipliers(fields),
-        experts=Experts(
-            num_experts=number,
-            per_token=fields.size("num_experts_per_tok", default=2, most=number),
-            intermediate_size=values["intermediate_size"],
-        ),
+    experts = Experts(
+        num_experts=number,
+        per_token=fields.size("num_experts_per_tok", default=2, most=number),
+        intermediate_size=shared["intermediate_size"],
     )
+    return {**shared, "multipliers": multipliers(fields), "experts": experts}
 
 
 def small(shape: Shape) -> dict[str, Any]:

@@ -82,6 +82,15 @@ def feed_forward(
     return with_shared(config, name, gate, expert_names, shared=shared)
 
 
+def softmax_feed_forward(config: GroupedConfig, layer: int) -> PartSpec:
+    """Describe an MLP, or experts that are scored by a softmax beside a shared one."""
+    if config.mlp_layer_types[layer] == DENSE:
+        return mlp_spec(config, layer)
+    name = f"{layer_name(layer)}.mlp"
+    router = grouped_router(config, config.experts, name, correction="", scoring=Scoring.SOFTMAX)
+    return with_shared(config, name, router)
+
+
 def with_shared(
     config: GroupedConfig,
     name: str,
@@ -103,18 +112,25 @@ def with_shared(
 
 
 def grouped_router(
-    config: ModelConfig, experts: GroupedExperts, name: str, *, router: str = "gate", correction: str = CORRECTION
+    config: ModelConfig,
+    experts: GroupedExperts,
+    name: str,
+    *,
+    router: str = "gate",
+    correction: str = CORRECTION,
+    scoring: Scoring = Scoring.SIGMOID,
 ) -> RouterSpec:
-    """`name` is the checkpoint's prefix of the experts, of `router` and of the correction."""
+    """`name` is the checkpoint's prefix of the experts, of `router` and of the correction, "" for none."""
     return router_spec(
         config,
         experts,
         f"{name}.{router}",
-        Scoring.SIGMOID,
+        scoring,
         normalize=experts.normalize,
         epsilon=_EPSILON,
         scale=experts.scale,
         groups=experts.groups,
         best_groups=experts.best_groups,
-        correction=f"{name}.{correction}",
+        summed=experts.summed,
+        correction=f"{name}.{correction}" if correction else "",
     )

@@ -25,7 +25,8 @@ from forebay.models.decoder import (
 
 def describe(config: GraniteConfig) -> DecoderSpec:
     """Describe the whole model: Llama with an MLP or with experts, and scaled."""
-    return scaled(config, config.multipliers, lambda layer: _block(config, layer))
+    multipliers = config.multipliers
+    return scaled(config, multipliers, lambda layer: block(config, layer, scaled_attention(config, multipliers, layer)))
 
 
 def scaled(config: ModelConfig, multipliers: Multipliers, block: Callable[[int], ResidualSpec]) -> DecoderSpec:
@@ -58,8 +59,8 @@ def experts_and_shared(config: ModelConfig, layer: int, *, shared_size: int) -> 
     return SumSpec(first=routed, second=shared) if shared_size else routed
 
 
-def _block(config: GraniteConfig, layer: int) -> ResidualSpec:
-    attention = scaled_attention(config, config.multipliers, layer)
+def block(config: GraniteConfig, layer: int, attention: AttentionSpec) -> ResidualSpec:
+    """Describe a layer with an MLP, or with experts and, if the configuration has one, a shared MLP."""
     if config.experts is None:
         return block_spec(config, layer, attention, mlp_spec(config, layer))
     feed_forward = experts_and_shared(config, layer, shared_size=config.shared_intermediate_size)
