@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from forebay.engine.frames import AddRequest, GetTree, State, TreePart
-from forebay.engine.loop.surveys import Surveys
+from forebay.engine.frames import AddRequest, GetReuse, GetTree, ReuseReport, State, TreePart
+from forebay.engine.loop.surveys import Surveys, of_cache
 from forebay.engine.stream import Mailbox, Stream
 from forebay.memory.radix_node import OPERATOR
 from forebay.memory.retention import RetentionRequest
@@ -94,6 +94,9 @@ class CachingEngine:
 
     async def tree(self, *, begin: bool) -> TreePart:
         return self._surveys.part(GetTree(begin=begin), time.monotonic())
+
+    async def answer_to(self, question: type[GetReuse]) -> TreePart | ReuseReport:
+        return of_cache(question(), self._surveys, self.core.scheduler, time.monotonic())
 
     async def ask(self, question: type[object]) -> State:
         return await self.state()

@@ -97,7 +97,7 @@ class Checks(Protocol):
         """End the check, if there is one, without a result."""
 
 
-class NoChecks:
+class NoChecks(Checks):
     """The checks of an engine that checks nothing."""
 
     computing = False
@@ -115,7 +115,7 @@ class NoChecks:
     def stop(self) -> None: ...
 
 
-class CacheChecks:
+class CacheChecks(Checks):
     """Checks `per_minute` entries of the prefix cache while nothing else is to do, of all tiers alike.
 
     An entry's tokens are computed again as an ordinary request, in a namespace of its own and without the cache. Then
