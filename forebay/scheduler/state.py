@@ -74,7 +74,12 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
             counters={**queues.counters, **queues.pools.counters, **queues.memory.tiers.counters},
             map=page_map(queues.pools.kv),
             tenants=tenant_states(
-                queues.accounts.values(), [*queues.running.reqs, *queues.extending], queues.waiting, queues.pending
+                (
+                    queues.accounts[name] for name in {"": 1, **queues.config.tenants}
+                ),  # and none of a check of the cache
+                [*queues.running.reqs, *queues.extending],
+                queues.waiting,
+                queues.pending,
             )
             if queues.config.tenants
             else [],

@@ -223,3 +223,15 @@ def test_retracted_requests_keep_their_tokens(shown: Shown, radix_cache: bool, h
     engine = shown.rig.engine(**options, num_tokens=num_tokens, schedule_conservativeness=0.0)
     shown.check(engine)
     assert engine.count("retractions") > 0
+
+
+def test_c19_prompts_with_pictures_stay_on_the_device_where_there_are_tiers(shown: Shown) -> None:
+    """Their ids are numbers of this process: no tier has them, and no other picture is taken for one of them."""
+    engine = shown.rig.engine(radix_cache=True, page_size=4, host_tokens=4096)
+    shown.check(engine)
+    engine.core.scheduler.pools.cache.flush()
+    results = shown.check(engine)
+    told = [prompt for prompt in shown.prompts if prompt.pictures]
+    assert told
+    for prompt, result in zip(shown.prompts, results, strict=True):
+        assert not (prompt.pictures and result.tiers)

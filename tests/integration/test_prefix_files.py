@@ -17,6 +17,7 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.runtime.host.disk_store import DiskStore
 from tests.integration.rig import Engine, Result, Rig
 from tests.kernels import NATIVE
+from tests.models.adapters import adapted
 from tests.models.tiny import CASE_OF, by_tier, random_ids, shared_tiny
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
@@ -155,16 +156,24 @@ def test_second_engine_reads_and_does_not_write(llama: Rig, tmp_path: Path) -> N
     close(first.core)
 
 
-def test_write_that_fails_turns_the_tier_off_with_one_line(
-    llama: Rig, engines: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("fails", ["write", "open"])
+def test_disk_that_is_full_turns_the_tier_off_with_one_line(
+    llama: Rig, engines: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
 ) -> None:
+    expected = [run(llama.engine(**SIZES, page_size=4), random_ids(40, seed=seed)).token_ids for seed in range(3)]
     engine = engines(llama)
-    monkeypatch.setattr(prefix_files.os, "write", full_disk)
-    for seed in range(3):
-        run(engine, random_ids(40, seed=seed))
+    monkeypatch.setattr(prefix_files.os, fails, {"write": full_disk, "open": no_new_file}[fails])
+    assert [run(engine, random_ids(40, seed=seed)).token_ids for seed in range(3)] == expected
     close(engine.core)
     assert caplog.text.count("prefix_cache_write_failed") == 1
     assert "No space left" in caplog.text
+
+
+OPEN = os.open
+
+
+def no_new_file(path: Path, flags: int, mode: int = 0o777) -> int:
+    return full_disk(-1, memoryview(b"")) if flags & os.O_CREAT else OPEN(path, flags, mode)
 
 
 def full_disk(descriptor: int, data: memoryview) -> int:
@@ -209,3 +218,23 @@ def test_record_without_rows_of_a_kind_is_read_back(tmp_path: Path) -> None:
     again, identity, first = prefix_files.open_segment(segment.path)
     assert identity == IDENTITY
     assert list(again.records(first)) == [(begin, record)]
+
+
+def test_c34_files_of_an_adapter_are_found_by_its_digest_under_any_name(tmp_path: Path) -> None:
+    """A restart may load it under another name; another adapter of that name finds nothing."""
+    mixed, other = adapted("llama", "mixed"), adapted("llama", "rank-16")
+    expected: dict[str, list[int]] = {}
+    for name, adapter, reused in (("a", mixed, {}), ("b", mixed, {"disk": REUSED}), ("b", other, {})):
+        rig = Rig(
+            mixed.tiny.path,
+            dtype=torch.float32,
+            kernels=NATIVE,
+            num_threads=1,
+            context_length=128,
+            adapters={name: adapter.folder},
+        )
+        engine = rig.engine(**SIZES, page_size=4, disk=(tmp_path, IDENTITY))
+        (result,) = engine.run([PROMPT], PARAMS, adapters=[name])
+        close(engine.core)
+        assert result.tiers == reused
+        assert expected.setdefault(str(adapter.folder), result.token_ids) == result.token_ids
