@@ -333,8 +333,14 @@ def test_loop_idle_engine_checks_its_cache_until_a_request_arrives(peer: Peer, m
     prompt = [*range(1, 1 + 3 * core.scheduler.config.page_size)]
     peer.say(add(1, prompt))
     peer.work()
+    while not core.checks.computing:
+        core.stats.last_step_at = -inf
+        peer.loop.turn()
+    assert core.step_age_s() < inf
+    peer.loop._audit_at = -inf  # pages of a check are no leak
     while not compared:
         peer.loop.turn()
+    assert core.scheduler.state(0.0).counters["leaked_pages"] == 0
     assert news(peer.heard()) == []
     while core.checks.busy:
         peer.loop.turn()

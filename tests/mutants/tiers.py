@@ -126,6 +126,20 @@ TIERS = (
         _CHECKED + "test_c27_request_that_arrives_in_a_check_ends_it_and_has_the_tokens_of_a_cold_engine[2-0]",
     ),
     Mutant(
+        "C27 the time before a check is no hang",
+        "engine/loop/loop.py",
+        "            self._core.stats.last_step_at = began  # the time without work is no delay\n",
+        "",
+        "engine/test_loop.py::test_loop_idle_engine_checks_its_cache_until_a_request_arrives",
+    ),
+    Mutant(
+        "C8 an engine looks for leaked pages in no check",
+        "engine/loop/loop.py",
+        "        rests = self._core.idle and not self._core.checks.computing\n",
+        "        rests = self._core.idle\n",
+        "engine/test_loop.py::test_loop_idle_engine_checks_its_cache_until_a_request_arrives",
+    ),
+    Mutant(
         "C34 a check computes an entry with its adapter",
         _CHECKS,
         "scheduler.add(self._request(tokens, CHECK, entry.like.adapter), now)",

@@ -135,6 +135,7 @@ class EngineLoop:
             self._idle_work = self._core.in_idle_time()
         elif without_frames and not self._core.sleeper.away:
             began = self._clock()
+            self._core.stats.last_step_at = began  # the time without work is no delay
             self._core.checks.turn(began)
             self._core.stats.worked(self._clock() - began, for_check=True)
         return updates
@@ -305,9 +306,10 @@ class EngineLoop:
         now = self._clock()
         if now >= self._state_at:
             self._send_state(0)
-        if self._core.idle:
+        rests = self._core.idle and not self._core.checks.computing
+        if rests:
             self._surveys.note(now)
-        if self._core.idle and now >= self._audit_at:
+        if rests and now >= self._audit_at:
             self._audit_at = now + AUDIT_INTERVAL_S
             lost = self._core.scheduler.reclaim_leaks()
             if lost:
