@@ -234,8 +234,9 @@ def with_tiers(rng: Random, config: SchedulerConfig, traffic: Traffic) -> tuple[
 
 
 def with_keeping(rng: Random, config: SchedulerConfig, traffic: Traffic) -> tuple[SchedulerConfig, Traffic]:
-    """The same with a prefix cache of which clients want parts kept, often more than they may."""
-    config = replace(config, radix_cache=True, pinned_cache_fraction=rng.choice([0.25, 1.0, 1.0]))
+    """The same with clients that want parts of the prefix cache kept, often more than they may. If it is off, it stays
+    off: the pools then have no slots to track states in."""
+    config = replace(config, pinned_cache_fraction=rng.choice([0.25, 1.0, 1.0]))
     return config, replace(traffic, num_requests=30, sharing=rng.choice([0.8, 0.95]), keeping=rng.choice([0.3, 0.9]))
 
 
