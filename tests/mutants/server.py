@@ -197,11 +197,11 @@ SERVER = (
         "server/test_responses.py::test_functions_are_called_over_three_turns",
     ),
     Mutant(
-        "C27 a call that is cut off is incomplete in its events",
+        "C27 a response whose call is cut off is incomplete",
         "server/api/openai/responses_dialect.py",
-        '        if isinstance(part, CallEnded):\n            return b""\n',
-        "",
-        "server/test_tool_search.py::test_call_that_is_cut_off_is_incomplete_in_its_events_as_in_the_answer",
+        '        if choice.finish != "length":\n            return self._finished',
+        "        if True:\n            return self._finished",
+        "server/test_tool_search.py::test_call_that_is_cut_off_makes_the_response_incomplete",
     ),
     Mutant(
         "C27 of two tools with one name the first of a conversation stands",

@@ -22,7 +22,7 @@ from forebay.server.api.core.logprobs import ScoredToken, text_logprobs
 from forebay.server.api.openai.responses_items import sealed
 from forebay.server.api.openai.responses_tools import OfferedTool
 from forebay.server.protocol.tools import input_of
-from forebay.text.answers.parts import CallArguments, CallEnded, Part, Said, Thought
+from forebay.text.answers.parts import CallArguments, Part, Said, Thought
 from forebay.text.token_bytes import TokenBytes
 
 
@@ -238,10 +238,8 @@ class ResponsesDialect(ItemsDialect):
         return self._begin(self._call_of(name, self._count))
 
     def _part(self, part: Part) -> bytes:
-        """The next part ends a call, or the end of the answer: then it is known whether the call was cut off. The text
-        of a tool that takes one comes at once, behind its JSON, and so do the arguments of a search."""
-        if isinstance(part, CallEnded):
-            return b""
+        """The text of a tool that takes one comes at once, behind its JSON, and so do the arguments of a search. A call
+        that is cut off is `completed` in its event, and the response `incomplete`: opencode sees no other call."""
         if self._open is not None and self._open.kind in _HELD and isinstance(part, CallArguments):
             self._open.texts.append(part.text)
             return b""
