@@ -45,6 +45,7 @@ class NoModel:
     weight_bytes = 0
     adapters = None
     mrope = False
+    generates = True
 
     def __init__(self, hybrid: bool) -> None:
         self._hybrid = hybrid

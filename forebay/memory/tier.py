@@ -154,7 +154,7 @@ class Tier:
         adoption = self.cache.extend_pin(pin, span.prefix.key[: stop * page_bytes], own, LOADING)
         spare = own[: len(adoption.replaced)]
         for part in self.parts.values():
-            part.take_back(spare, LOADING)
+            part.free_lent(spare, LOADING)
         self.kv.return_ids(spare, LOADING)
 
     def _attach_at(self, name: str, prefix: Prefix, end: int, slot: int) -> None:

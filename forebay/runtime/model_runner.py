@@ -169,7 +169,7 @@ class ModelRunner:
         plan, sampling, computed = step.plan, step.sampling, shape.run(step)
         chunks, vectors = self._of_prompts(step, computed.hidden) if computed.hidden else ((), None)
         chosen = computed.greedy
-        if step.masked or sampling.otherwise:
+        if step.masked or sampling.not_greedy:
             chosen = self._chooser.choose(step, shape, computed)
         shape.settle()
         launched = LaunchedStep(

@@ -30,6 +30,7 @@ class FakeModel:
     weight_bytes = 0
     adapters = None
     mrope = False
+    generates = True
 
     def __init__(self, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)

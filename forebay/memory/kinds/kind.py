@@ -184,7 +184,7 @@ class TieredKind(Protocol):
         """Give the tree the owner's slot at the end of a pin. Return False, and leave it to the owner, if the tree has
         one there, or if the kind is not `at_ends`."""
 
-    def take_back(self, pages: Ids, owner: int) -> None:
+    def free_lent(self, pages: Ids, owner: int) -> None:
         """Free what the owner has lent to pages that the tree did not adopt."""
 
 

@@ -26,7 +26,7 @@ class Sampling(NamedTuple):
     num_top: Ids = NO_IDS
 
     @property
-    def otherwise(self) -> bool:
+    def not_greedy(self) -> bool:
         """Whether any of them wants other than the most likely token."""
         return self.wants != Wants.GREEDY and bool(self.wants & (Wants.ADJUST | Wants.DRAW))
 

@@ -304,5 +304,5 @@ class StateTier(TieredKind):
     def attach_at(self, pin: Pin, slot: int, owner: int) -> bool:
         return self._states.attach(pin, slot, pin.num_pages * self._states.tree.page_size, owner)
 
-    def take_back(self, pages: Ids, owner: int) -> None:
+    def free_lent(self, pages: Ids, owner: int) -> None:
         """Do nothing: no slot belongs to a page."""

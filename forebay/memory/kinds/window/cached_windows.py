@@ -302,5 +302,5 @@ class WindowTier(TieredKind):
     def attach_at(self, pin: Pin, slot: int, owner: int) -> bool:
         return False
 
-    def take_back(self, pages: Ids, owner: int) -> None:
+    def free_lent(self, pages: Ids, owner: int) -> None:
         self.in_tree.slots.return_ids(self._map.detach(pages), owner)
