@@ -15,6 +15,7 @@ _ANY_CUT = "ops/test_triton.py::test_c31_a_scan_in_chunks_has_the_same_bits_wher
 _ANY_ROWS = "ops/test_triton_linear.py::test_c31_a_row_of_a_product_has_the_same_bits_among_any_number_of_rows"
 _IN_CODES = "ops/test_triton_linear.py::test_linear_in_codes_is_linear_of_the_values"
 _ANY_STEP = "ops/test_triton_linear.py::test_c31_a_token_s_experts_give_it_the_same_bits_in_every_step"
+_TIERS = "ops/triton/tiers.py"
 _CUT_UP = "ops/test_triton_segments.py::test_c31_bits_of_attention_do_not_depend_on_how_it_is_cut_up"
 
 GPU: Final[tuple[Mutant, ...]] = (
@@ -280,5 +281,19 @@ GPU: Final[tuple[Mutant, ...]] = (
         '"out of memory", ',
         "",
         "base/test_heap.py::test_is_out_of_memory_true_for_libraries_of_a_gpu",
+    ),
+    Mutant(
+        "C23 a column of a hot buffer that the step uses is not replaced on a GPU",
+        _TIERS,
+        "free = (c < C) & (last < now)",
+        "free = (c < C) & (last <= now)",
+        "ops/test_triton_tiers.py::test_swap_in_of_a_gpu_equals_a_dictionary",
+    ),
+    Mutant(
+        "C23 a token that several queries select takes one column of a GPU's hot buffer",
+        _TIERS,
+        "wanted = missing & (column < 0)",
+        "wanted = missing",
+        "ops/test_triton_tiers.py::test_swap_in_of_a_gpu_does_what_other_backends_do",
     ),
 )

@@ -19,6 +19,7 @@ from forebay.ops.reference.norms import GatedNorm
 from forebay.ops.reference.recurrence import Convolution, Scan
 from forebay.ops.reference.sampling import Draws
 from forebay.ops.reference.steps import Pages
+from forebay.ops.reference.tiers import TieredKv, TierLayout, TierStep
 from forebay.ops.triton import TritonOps
 from forebay.pools.cache_spec import RecentInputs
 from tests.formats.coded import FORMATS, random_codes, stored
@@ -148,6 +149,7 @@ def main(arch: int) -> None:
     recurrences(ops, x, weight)
     many_linears(ops)
     adapters(ops)
+    tiers(ops)
     steps(ops)
     ops.pictures.replace_rows_(x, x.clone(), int32(3))
     ops.pictures.add_rows_(x, x.clone(), int32(3))
@@ -155,6 +157,26 @@ def main(arch: int) -> None:
     ops.sampling.argmax_rows(float32(3, 128_256))
     ops.sampling.mask_logits(float32(3, 128_256), torch.arange(2), int32(2, 4008))
     ops.sampling.sample_rows(float32(3, 128_256), Draws(ones.double(), ones, ones.long(), ones, ones))
+
+
+def tiers(ops: TritonOps) -> None:
+    """Latent KV and KV in codes, of rows that decode with drafts."""
+    layout = TierLayout(num_columns=4096, page_size=64, hot_base=6400, host_base=65536)
+    batch = replace(paged(), page_size=64)
+    longs = torch.zeros(3, dtype=torch.int64)
+    step = TierStep(
+        layout=layout,
+        page_map=int32(9),
+        active=int32(4),
+        newest=int32(4, 64),
+        device_loc=longs,
+        host_loc=longs,
+        counts=torch.zeros(2, dtype=torch.int64),
+    )
+    codes, scale = zeros(64, 1, 576, dtype=torch.int8), float32(64, 1)
+    for k, scales in ((zeros(64, 1, 576), (None, None)), (codes, (scale, scale))):
+        kept = TieredKv(KvCache(k, k[..., :512], *scales), int32(4, 4096), int32(4, 4096))
+        ops.tiers.swap_in(int32(3, 2048), int32(3), batch, kept, step)
 
 
 def adapters(ops: TritonOps) -> None:

@@ -17,6 +17,7 @@ from forebay.ops.triton.rowwise import TritonElementwise, TritonNorms
 from forebay.ops.triton.sampling import TritonSampling
 from forebay.ops.triton.selection import TritonSelection
 from forebay.ops.triton.steps import TritonSteps
+from forebay.ops.triton.tiers import TritonTiers
 
 
 class TritonOps(Ops):
@@ -41,6 +42,7 @@ class TritonOps(Ops):
         self.adapters = TritonAdapters()
         self.attention = TritonAttention()
         self.selection = TritonSelection()
+        self.tiers = TritonTiers()
         self.recurrence = TritonRecurrence()
         self.sampling = TritonSampling()
         self.steps = TritonSteps()
