@@ -55,8 +55,8 @@ def problems(settled: Settled, asked: Callable[[str], str], model: ModelConfig) 
     if not model.sparse_top_k:
         yield f"{asked('enable_hisparse')}: {model.model_type} has no layer with sparse attention: leave it out"
         return
-    if settled["device"] != "cpu":
-        yield f"{asked('enable_hisparse')}: on a {settled['device']} device its kernels are missing: use --device cpu"
+    if settled["device"] == "cuda":
+        yield from _gpu_problems(settled, asked)
     if "hisparse_host_path" in settled and settled["disaggregation_mode"] != DisaggregationMode.NULL:
         why = "with prefill and decode apart, peers map KV as shared memory, which a file is not"
         yield f"{asked('hisparse_host_path')}: {why}: leave it out"
@@ -76,6 +76,16 @@ def problems(settled: Settled, asked: Callable[[str], str], model: ModelConfig) 
     if columns < top_k:
         least = f"a query reads {top_k} tokens: give device_buffer_size at least that"
         yield f"{asked('hisparse_config')}: a hot buffer of {columns} tokens is too small, {least}"
+
+
+def _gpu_problems(settled: Settled, asked: Callable[[str], str]) -> Iterator[str]:
+    """Yield one line for each setting that a host tier mapped beside a GPU's memory cannot have."""
+    if "hisparse_host_path" in settled:
+        why = "on a GPU the host tier is pinned memory, which a file is not"
+        yield f"{asked('hisparse_host_path')}: {why}: leave it out"
+    if settled["enable_memory_saver"]:
+        why = "torch-memory-saver releases no memory that the driver has mapped for two tiers"
+        yield f"{asked('enable_memory_saver')} and {asked('enable_hisparse')}: {why}: leave one out"
 
 
 def options_of(settled: Settled, model: ModelConfig) -> HisparseOptions:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from forebay.base.units import ceil_div
+from forebay.pools.cuda_range import take_range
 from forebay.pools.host_file import map_over
 
 Take = Callable[[int], Tensor]
@@ -117,8 +118,10 @@ class Regions:
         """Return the bytes of a device tier and, behind them, those of a host tier, as `take` does. The first number is
         a multiple of a page. With a `folder` the host tier is a file there, which has no name and whose blocks are
         allocated at once. Such a file keeps its bytes when the tag is released.
-        ConfigError if the folder has no room."""
-        assert self.device.type == "cpu", "the host tier of a GPU is not implemented"
+        On a GPU both are one range of its addresses, and no memory is released.
+        ConfigError if the folder has no room, or if the GPU's driver maps no memory of the host."""
+        if self.device.type != "cpu":
+            return take_range(on_device, on_host, self.device)
         if not folder:
             return self.take(tag, on_device + on_host)
         memory = self.take(tag, on_device + ceil_div(on_host, mmap.PAGESIZE) * mmap.PAGESIZE)

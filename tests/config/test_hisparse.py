@@ -9,6 +9,7 @@ import pytest
 
 from forebay.base.errors import ConfigError
 from forebay.config.resolve import resolve
+from tests.config.test_gpu import H100
 from tests.models.tiny import shared_tiny
 
 TOP_K = 6  # of the small model
@@ -82,6 +83,25 @@ def test_hisparse_config_that_cannot_work_is_refused_with_one_line(sparse: Path,
 def test_hisparse_flags_that_clash_are_refused(sparse: Path, flags: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         options(sparse, **flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ({}, None),
+        ({"hisparse_host_path": "/tmp"}, "on a GPU the host tier is pinned memory, which a file is not"),
+        ({"enable_memory_saver": True}, "releases no memory that the driver has mapped for two tiers: leave one out"),
+    ],
+)
+def test_hisparse_on_a_gpu_has_a_host_tier_in_memory_that_stays(
+    sparse: Path, flags: dict[str, Any], why: str | None
+) -> None:
+    given = {"model": str(sparse), "enable_hisparse": True, "device": "cuda", **flags}
+    if why is None:
+        assert resolve(given, survey=H100).engine.hisparse.enabled
+        return
+    with pytest.raises(ConfigError, match=why):
+        resolve(given, survey=H100)
 
 
 def test_hisparse_of_a_model_without_sparse_attention_is_refused() -> None:

@@ -147,7 +147,7 @@ def test_kv_in_a_file_leaves_memory_for_more_pages() -> None:
     assert in_file.num_pages > 2 * dense.num_pages
     assert in_file.total_bytes <= 1 << 22
     lines = {line.item: line.reason for line in in_file.lines}
-    assert "a file, beside this memory" in lines["host tier"]
+    assert "a file, or a GPU's host memory, beside this memory" in lines["host tier"]
     assert in_file.slot_bytes["kv"] == dense.slot_bytes["kv"] == in_file.page_size * (64 + 256), "of a host copy"
 
 

@@ -62,7 +62,8 @@ def test_resident_pages_are_at_least_those_of_a_chunk_and_a_share_of_each_reques
 
 
 @pytest.mark.parametrize(
-    ("in_file", "where"), [(0, "host memory, part of the KV cache"), (TOKEN_BYTES, "a file, beside this memory")]
+    ("in_file", "where"),
+    [(0, "host memory, part of the KV cache"), (TOKEN_BYTES, "a file, or a GPU's host memory, beside this memory")],
 )
 def test_budget_lines_give_tokens_and_bytes_of_copies_buffers_and_host_tier(in_file: int, where: str) -> None:
     kind = resident(2.0, 256)

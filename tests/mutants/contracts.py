@@ -160,8 +160,8 @@ CONTRACTS: Final = {
         "All KV of layers that read selected tokens is in the host tier when a step has written it. A decoding "
         "request has a bounded hot buffer on the device, bound without a copy to the host. Tokens are those of full "
         "KV.",
-        "pools/tiers.py, ops/reference/tiers.py, runtime/kinds/resident.py, memory/kinds/resident/",
-        "the host tier of a GPU",
+        "pools/tiers.py, pools/cuda_range.py, ops/reference/tiers.py, runtime/kinds/resident.py, "
+        "memory/kinds/resident/",
     ),
     "C24": Contract(
         "Compressed attention",

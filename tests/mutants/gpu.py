@@ -296,4 +296,11 @@ GPU: Final[tuple[Mutant, ...]] = (
         "wanted = missing",
         "ops/test_triton_tiers.py::test_swap_in_of_a_gpu_does_what_other_backends_do",
     ),
+    Mutant(
+        "C23 the host's memory behind a GPU's is mapped for both to read and write",
+        "pools/cuda_range.py",
+        "readers = [device] if part.location is device else [device, host]",
+        "readers = [part.location]",
+        "pools/test_cuda_range.py::test_map_range_host_memory_begins_behind_the_piece_in_which_the_device_s_ends",
+    ),
 )

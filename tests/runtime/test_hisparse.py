@@ -20,14 +20,17 @@ from forebay.requests.step_plan import KindWork, StepPlan
 from forebay.runtime.host.bounds import IndexOutOfPool
 from forebay.runtime.kinds.resident import HisparseCoordinator
 from tests.kernels import VARIANTS, native_ops
+from tests.ops.triton_device import INTERPRETER_ALONE, TritonOps
 from tests.runtime.readbacks import readbacks
 
 PAGE, COLUMNS, ROWS, PAGES, RESIDENT = 4, 6, 3, 8, 2
 SPECS = (IndexKeys(head_dim=3), LatentAttention(rank=4, rope_dim=2, sparse=True), LatentAttention(rank=4, rope_dim=2))
 
 
-@pytest.fixture(params=["torch", "native"])
+@pytest.fixture(params=["torch", "native", pytest.param("triton", marks=INTERPRETER_ALONE)])
 def ops(request: pytest.FixtureRequest) -> Ops:
+    if request.param == "triton":
+        return TritonOps("cpu", 1)
     return Ops(1) if request.param == "torch" else native_ops(VARIANTS[0], 1)
 
 

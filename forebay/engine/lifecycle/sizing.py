@@ -42,7 +42,7 @@ def memory_demand(config: EngineConfig, sizes: CacheSizes, model: ModelConfig) -
     hidden_bytes = model.hidden_size * ITEM_BYTES[config.types.dtype] if speculation.algorithm.keeps_hidden else 0
     resident, options = sizes.kinds.get(RESIDENT, KindSize(0)), config.hisparse
     # On a CPU the host tier is memory of the same kind as the device's, unless it is a file.
-    elsewhere = resident.num_bytes if options.host_path else 0
+    elsewhere = resident.num_bytes if options.host_path or config.device == "cuda" else 0
     return MemoryDemand(
         **asdict(replace(memory, context_length=min(memory.context_length, model.max_position_embeddings))),
         width=speculation.num_draft_tokens,

@@ -50,7 +50,11 @@ class ResidentDemand(KindDemand):
         rows, demand = budget.num_rows, budget.demand
         each = f"({rows} + 1 padding) rows of {human_bytes(demand.hot_row_bytes)}, {demand.hot_tokens} tokens each"
         on_host = human_bytes((budget.num_pages + 1) * self.slot_bytes)
-        where = "a file, beside this memory" if demand.host_bytes_per_token else "host memory, part of the KV cache"
+        where = (
+            "a file, or a GPU's host memory, beside this memory"
+            if demand.host_bytes_per_token
+            else "host memory, part of the KV cache"
+        )
         return [
             BudgetLine("resident pages", in_tokens(num_pages, budget.page_size), ratio),
             BudgetLine("resident cache", human_bytes(budget.num_bytes[self.name]), num_bytes),
