@@ -90,8 +90,8 @@ class MemoryDemand(MemoryOptions):
     arrive while others run, hold as much as those; they are the first to have no room. A step may verify `width` tokens
     of a request, 1 where nothing is guessed: each has `logits_bytes` of logits and `inputs_bytes` that recurrent layers
     keep of it, and who guesses on the device keeps `draft_row_bytes` of a row. With HiSparse a row has a hot buffer of
-    `hot_tokens` tokens and `hot_row_bytes`. `host_bytes_per_token` are none of this memory: they are in a file, or beside
-    a GPU's."""
+    `hot_tokens` tokens and `hot_row_bytes`. `host_bytes_per_token` are none of this memory: they are in a file, or
+    beside a GPU's."""
 
     kv_bytes_per_token: int
     host_bytes_per_token: int = 0

@@ -500,3 +500,14 @@ def test_a_drawn_token_is_never_an_excluded_one(ops: Ops) -> None:
     drawn = ops.sampling.sample_rows(logits, Draws(uniform, ones, ones.long() * 2))
     best_two = logits.topk(2, dim=-1).indices
     assert (drawn.unsqueeze(1) == best_two).any(dim=1).all()
+
+
+def test_ops_on_another_device_are_those_of_a_group_and_what_they_write_comes_back(reference: Ops) -> None:
+    """Of a device that is the same one by another name, so that the way of a GPU's tests is gone without a GPU."""
+    elsewhere = OnDevice(reference, "cpu:0")
+    x, weight = normal((3, 16), torch.float32, seed=1), normal((16,), torch.float32, seed=2)
+    residual, expected = x.clone(), x.clone()
+    result = elsewhere.norms.add_rms_norm(x, residual, weight, 1e-5)
+    assert_same_bits(result, reference.norms.add_rms_norm(x, expected, weight, 1e-5))
+    assert_same_bits(residual, expected)
+    assert elsewhere.name == reference.name

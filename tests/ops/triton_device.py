@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from forebay.ops.interface import Ops
 from forebay.ops.reference.adapters import AdapterTable
 from forebay.ops.reference.attention import PagedKv
 from forebay.ops.reference.recurrence import StateBatch
+from forebay.ops.reference.tiers import TierStep
 from tests.conftest import HAS_GPU
 from tests.ops import helpers
 
@@ -61,14 +61,16 @@ def assert_close(actual: Tensor, expected: Tensor, *, state_dtype: torch.dtype =
 class OnDevice:
     """Ops whose arguments come from the CPU and whose results go back there, as do tensors that an op writes."""
 
-    def __init__(self, ops: Ops, device: str) -> None:
+    def __init__(self, ops: Any, device: str) -> None:
+        """`ops` are those of a backend, or a group of them."""
         self._ops, self._device = ops, device
-        self.name = ops.name
 
     def __getattr__(self, name: str) -> Any:
         op = getattr(self._ops, name)
-        if self._device == "cpu":
+        if self._device == "cpu" or isinstance(op, str):
             return op
+        if not callable(op):
+            return OnDevice(op, self._device)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             there: dict[tuple[int, int], Tensor] = {}
@@ -101,7 +103,7 @@ def _map(value: Any, function: Any) -> Any:
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, dict):
         return {name: _map(part, function) for name, part in value.items()}
-    if isinstance(value, StateBatch | PagedKv | AdapterTable):
+    if isinstance(value, StateBatch | PagedKv | AdapterTable | TierStep):
         named = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
         return replace(value, **_map(named, function))
     return value
