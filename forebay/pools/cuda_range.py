@@ -103,7 +103,7 @@ def map_range(on_device: int, on_host: int, *, gpu: int = 0, driver: Driver | No
 
 def take_range(on_device: int, on_host: int, device: torch.device) -> Tensor:
     """Return a range as zeros on the device: [on_device + on_host] uint8."""
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     address, _ = map_range(on_device, on_host, gpu=device.index or 0)
     taken: Tensor = torch.as_tensor(_Array(address, on_device + on_host), device=device)
     return taken.zero_()
