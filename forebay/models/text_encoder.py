@@ -21,6 +21,7 @@ from forebay.layers.norms import NormSpec, build_norm, layer_norm_spec
 from forebay.layers.params import Weights
 from forebay.layers.rotary import RopeSpec, RopeTables
 from forebay.layers.segments import (
+    DistanceBiasSpec,
     EncoderLayerSpec,
     EncoderMlpSpec,
     LabelHeadSpec,
@@ -34,13 +35,14 @@ from forebay.pools.cache_spec import CacheSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextEncoderSpec:
-    """Embeddings, layers, a norm behind the last one, and a head; None for no norm or head."""
+    """Embeddings, layers, a norm behind the last one, a bias of all layers' scores, and a head; None for none."""
 
     embeddings: TextEmbeddingsSpec
     layers: tuple[EncoderLayerSpec, ...]
     max_positions: int
     norm: NormSpec | None = None
     norm_eps: float = 0.0
+    bias: DistanceBiasSpec | None = None
     head: LabelHeadSpec | None = None
 
     def equations(self) -> Iterator[str]:
@@ -54,6 +56,8 @@ class TextEncoderSpec:
             yield from (f"  {line}" for line in lines)
         if self.head is not None:
             yield f"\nlogits = {self.head.equation}"
+        if self.bias is not None:
+            yield f"scores += bias[distance]  (32 x {self.bias.num_heads})"
         last_x = "x" if self.norm is None else "layernorm(x)"
         yield f"\nhidden state = {last_x}  (at most {self.max_positions:,} tokens)"
 
@@ -192,6 +196,7 @@ class TextEncoder:
         self._layers = [layer.build(parts) for layer in spec.layers]
         self._norm = None if spec.norm is None else build_norm(spec.norm, parts, spec.norm_eps).of
         self._reach = max(layer.attention.reach for layer in spec.layers)
+        self._bias = None if spec.bias is None else spec.bias.build(parts, num_positions)
         self._head = None if spec.head is None else spec.head.build(parts)
         assert not parts.kept, "a text encoder keeps nothing"
 
@@ -203,6 +208,7 @@ class TextEncoder:
         """input_ids [T] int64, each below V -> hidden states behind the last layer, [T, H]. Each sequence is a whole
         text."""
         texts = Segments.of(ctx.full.q_start, ctx.positions, self._longest, self._reach)
+        texts = texts if self._bias is None else replace(texts, bias=self._bias)
         x = self._embeddings(input_ids, ctx.positions)
         for layer in self._layers:
             x = layer(x, texts)

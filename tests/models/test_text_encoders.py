@@ -50,6 +50,13 @@ def test_text_encoder_head_gives_the_logits_of_transformers(case, head, native):
         torch.testing.assert_close(model.logits(given), oracle.logits(ids).view(len(given), -1), **CLOSE)
 
 
+def test_mpnet_distances_up_to_the_longest_text_have_the_rows_of_transformers(native):
+    oracle = shared_encoder("mpnet")
+    model = models.load(open_checkpoint(oracle.path), ops=native, dtype=torch.float32)
+    ids = some_ids(298, 1)
+    torch.testing.assert_close(compute(model, [ids, ids[:150]])[0], oracle.hidden(ids), **CLOSE)
+
+
 def test_every_text_encoder_has_a_case():
     assert {name.replace("-", "_") for name, _ in CASES.values()} == set(TEXT_ENCODERS) <= CASES.keys()
 

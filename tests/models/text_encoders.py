@@ -46,6 +46,7 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         "distilbert",
         {"dim": 48, "n_heads": 4, "n_layers": 3, "hidden_dim": 80},
     ),
+    "mpnet": ("mpnet", {"pad_token_id": 1, "max_position_embeddings": 300}),
     "nomic_bert": ("nomic_bert", {"type_vocab_size": 2, "num_attention_heads": 3}),
     "gte": ("gte", {"type_vocab_size": 2}),
     "gte-without-types": ("gte", {"type_vocab_size": 0, "rope_theta": 500.0}),

@@ -73,6 +73,13 @@ TEXT_ENCODERS = (
         _HIDDEN,
     ),
     Mutant(
+        "C28 the bias of a score is that of its distance",
+        "layers/segments.py",
+        "own = bias[:, middle + places - places.unsqueeze(1)]",
+        "own = bias[:, middle + places - places.unsqueeze(1) - 1]",
+        _HIDDEN,
+    ),
+    Mutant(
         "C28 a text is computed whole, in one step",
         "scheduler/admission.py",
         "if self._uncut * len(req.tokens) > self._left:",

@@ -36,6 +36,8 @@ def test_c32_text_encoder_long_text_is_not_overtaken_for_ever_by_short_ones():
     for _ in range(6):
         rig.add(8, params=MEAN, tenant="a")
     long = rig.add(20, params=MEAN, tenant="b")
+    for _ in range(6):
+        rig.add(12, params=MEAN, tenant="b")  # fills each step behind a text of the other tenant, which is served less
     steps = 0
     while long.id in rig.scheduler.requests:
         rig.commit(**vectors(rig.launch()))
