@@ -103,16 +103,20 @@ class NoChecks(Checks):
     computing = False
 
     def wait_s(self, now: float, least_s: float) -> None:
-        return None
+        """Return None: nothing is ever due."""
 
-    def turn(self, now: float) -> None: ...
+    def turn(self, now: float) -> None:
+        """Begin nothing."""
 
-    def measured(self, num_tokens: int, seconds: float) -> None: ...
+    def measured(self, num_tokens: int, seconds: float) -> None:
+        """Ignore the duration: no step is of a check."""
 
     def take(self, updates: list[Update]) -> list[Update]:
+        """Return all updates: none is of a check."""
         return updates
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """End nothing."""
 
 
 class CacheChecks(Checks):
@@ -147,11 +151,13 @@ class CacheChecks(Checks):
         return self._entry is not None or self._comparison is not None
 
     def wait_s(self, now: float, least_s: float) -> float:
+        """Return the seconds until the next slice or check, at least `least_s` between two checks."""
         return 0.0 if self.busy else max(least_s, self._due_at - now)
 
     # -- what is checked ----------------------------------------------------------------------------------------------
 
     def turn(self, now: float) -> None:
+        """Begin a check if one is due, or compare a slice. The engine is idle."""
         self._now = now
         if self._comparison is not None:
             self._compare_slice(self._comparison)
@@ -232,11 +238,13 @@ class CacheChecks(Checks):
         return max(_FEWEST_TOKENS, int(_STEP_S / max(self._s_per_token, 1e-9)))
 
     def measured(self, num_tokens: int, seconds: float) -> None:
+        """Take in the duration of a step of a check, from which the tokens of the next ones follow."""
         if num_tokens:
             self._s_per_token = seconds / num_tokens
         self._scheduler.chunk_limit = self._most_tokens()
 
     def take(self, updates: list[Update]) -> list[Update]:
+        """Return the updates of clients' requests. If the request of the check has ended, compare its entry next."""
         if self._entry is None:
             return updates
         others = [update for update in updates if update.request_id != CHECK_ID]
@@ -256,6 +264,7 @@ class CacheChecks(Checks):
         return entry
 
     def stop(self) -> None:
+        """End the check, if there is one, without a result."""
         if not self.busy:
             return
         if self._entry is not None:
