@@ -65,10 +65,15 @@ from tests.simulation.workload import (
 CLOSE: Final = 4  # tokens between anchors
 FEW: Final = 3  # overtakings
 SHARED: Final = 6  # tokens of a prompt under way that are waited for
-WISHES: Final = ("id", "tokens", "priority", "namespace", "tenant", "arrival", "rendezvous", "retentions")
+WISHES: Final = ("id", "tokens", "priority", "namespace", "tenant", "arrival", "rendezvous")
 EXPIRE_INTERVAL_S: Final = 0.03
 PLACES: Final = ("hear", "plan", "planned", "commit", "abort")  # of disturbances
 SchedulerFactory = Callable[[SchedulerConfig, Proposer | None], RetractingScheduler]
+
+
+def _wishes_of(req: Request) -> list[Any]:
+    """Return what a client asks for: sequences are lists in a frame, and may be tuples in a request."""
+    return [*(getattr(req, name) for name in WISHES), list(req.resume_points), list(req.retentions)]
 
 
 class Simulation:
@@ -240,7 +245,7 @@ class Simulation:
         if not told and not pictures:
             added = self.scheduler.added
             assert added is not None
-            wishes, taken = ([*(getattr(each, name) for name in WISHES), *each.resume_points] for each in (req, added))
+            wishes, taken = map(_wishes_of, (req, added))
             require(wishes == taken, f"{req} wants {wishes} and has {taken}")
         return told[0].failure if told else None
 
