@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from forebay.base.errors import ForebayError
 from forebay.config.engine_config import Ledger, SchedulerConfig
+from forebay.requests.pictures import Picture
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.requests.updates import FinishReason, Update
+from forebay.scheduler.handoff import Handoff
+from forebay.scheduler.proposer import Proposer
 from forebay.scheduler.scheduler import NO_LIMIT, Scheduler
 
 
-def config(**changes) -> SchedulerConfig:
-    asked = {
+def config(**changes: Any) -> SchedulerConfig:
+    asked: dict[str, Any] = {
         "page_size": 4,
         "num_pages": 64,
         "max_running_requests": 8,
@@ -35,9 +39,9 @@ class Rig:
         sample: Callable[[int], int] | None = None,
         depth: int = 0,
         width: int = 1,
-        proposer=None,
-        handoff=None,
-        **changes,
+        proposer: Proposer | None = None,
+        handoff: Handoff | None = None,
+        **changes: Any,
     ) -> None:
         self.scheduler = Scheduler(config(**changes), proposer, handoff)
         self.depth, self.width = depth, width
@@ -49,7 +53,7 @@ class Rig:
         self.reqs: dict[int, Request] = {}
         self._sample = sample or (lambda row: 1000)
 
-    def add(self, prompt, max_new: int = 4, pictures=(), **kw) -> Request:
+    def add(self, prompt: list[int] | int, max_new: int = 4, pictures: Sequence[Picture] = (), **kw: Any) -> Request:
         """Submit a request of `prompt` tokens (a list, or how many of a prompt of its own)."""
         id = len(self.reqs) + 1
         tokens = prompt if isinstance(prompt, list) else [id * 100 + i for i in range(prompt)]
@@ -68,7 +72,7 @@ class Rig:
             assert self.plans[-1] == plan, "a plan is not what arrives where it is sent"
         return plan
 
-    def commit(self, **result) -> list[Update]:
+    def commit(self, **result: Any) -> list[Update]:
         plan = self.flights.popleft()
         guesses, tokens, num_new = deque(plan.drafts.tolist()), [], []
         for row, q_len, i in zip(plan.rows.tolist(), plan.q_lens.tolist(), range(plan.num_seqs), strict=True):
@@ -77,7 +81,7 @@ class Rig:
                 right = next((j for j, token in enumerate(drafts) if token != self._sample(row)), len(drafts))
                 tokens += [self._sample(row)] * (right + 1)
                 num_new.append(right + 1)
-        wide = {"num_new": num_new} if plan.width > 1 else {}
+        wide: dict[str, Any] = {"num_new": num_new} if plan.width > 1 else {}
         self.scheduler.commit(plan, StepResult(token_ids=tokens, **wide, **result), self.now)
         updates = self.scheduler.take_updates()
         self.updates += updates
@@ -111,8 +115,9 @@ class Rig:
         raise AssertionError(f"not idle after {limit} steps: {list(self.scheduler.requests.values())}")
 
     def finish_of(self, req: Request) -> FinishReason | None:
-        (finish,) = [u.finish for u in self.updates if u.request_id == req.id and u.finish] or [None]
-        return finish
+        found = [u.finish for u in self.updates if u.request_id == req.id and u.finish]
+        assert len(found) < 2, "a request ends once"
+        return found[0] if found else None
 
     def tokens_of(self, req: Request) -> list[int]:
         return [token for u in self.updates if u.request_id == req.id for token in u.token_ids]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from msgspec import structs
 
+from forebay.memory import anchors
 from forebay.memory.kinds.state import recurrent
 from forebay.memory.kinds.state.cached_states import CachedStates
 from forebay.memory.kinds.state.hybrid_rows import MambaPool
@@ -31,7 +34,7 @@ def a_state_is_not_cleared_for_its_next_tenant(patch: Patch) -> None:
 def a_state_is_cleared_although_it_is_copied_to(patch: Patch) -> None:
     begin = States._begin
 
-    def mutated(self, held, draft):
+    def mutated(self: Any, held: Any, draft: Any) -> Any:
         begin(self, held, draft)
         if held.pin.num_pages:
             self.pool.clear_state(self.tracking(held).live, draft)
@@ -43,7 +46,7 @@ def a_hit_begins_with_the_state_of_a_shorter_prefix(patch: Patch) -> None:
     copy_from = MambaPool.copy_from
     begin = States._begin
 
-    def mutated(self, held, draft):
+    def mutated(self: Any, held: Any, draft: Any) -> Any:
         begin(self, held, draft)
         above = held.pin.node.parent
         if held.pin.num_pages and self.in_tree.slot_of(above):
@@ -56,7 +59,7 @@ def a_hit_begins_with_the_state_of_a_shorter_prefix(patch: Patch) -> None:
 def a_copied_state_is_let_go_before_its_step_ran(patch: Patch) -> None:
     begin = States._begin
 
-    def mutated(self, held, draft):
+    def mutated(self: Any, held: Any, draft: Any) -> Any:
         begin(self, held, draft)
         while draft.reads:
             self.return_slots(draft.reads.pop(), held.id)
@@ -72,7 +75,7 @@ def a_state_is_evicted_while_it_is_locked(patch: Patch) -> None:
 def an_evicted_state_is_still_found(patch: Patch) -> None:
     drop = CachedStates._drop
 
-    def mutated(self, node):
+    def mutated(self: Any, node: Any) -> Any:
         cached = self._at[node]
         drop(self, node)
         self._at[node] = cached
@@ -83,7 +86,7 @@ def an_evicted_state_is_still_found(patch: Patch) -> None:
 def splitting_an_edge_leaves_the_state_with_the_upper_part(patch: Patch) -> None:
     split = CachedStates.split
 
-    def mutated(self, upper, lower):
+    def mutated(self: Any, upper: Any, lower: Any) -> Any:
         split(self, upper, lower)
         if lower in self._at:
             self._at[upper] = self._at.pop(lower)
@@ -97,7 +100,7 @@ def splitting_an_edge_leaves_the_state_with_the_upper_part(patch: Patch) -> None
 def a_state_slot_leaks(patch: Patch) -> None:
     release_all = States.release_all
 
-    def mutated(self, held):
+    def mutated(self: Any, held: Any) -> Any:
         left = release_all(self, held)
         return left._replace(ids=left.ids[1:])
 
@@ -107,7 +110,7 @@ def a_state_slot_leaks(patch: Patch) -> None:
 def a_donated_slot_is_freed_as_well(patch: Patch) -> None:
     release_all = States.release_all
 
-    def mutated(self, held):
+    def mutated(self: Any, held: Any) -> Any:
         self.tracking(held).given = NO_SLOT
         return release_all(self, held)
 
@@ -117,7 +120,7 @@ def a_donated_slot_is_freed_as_well(patch: Patch) -> None:
 def a_retracted_request_goes_on_with_whatever_its_slot_holds(patch: Patch) -> None:
     begin, admit = States._begin, Allocator.admit
 
-    def mutated(self, req, *args):
+    def mutated(self: Any, req: Any, *args: Any) -> Any:
         with Patch.context() as inside:
             inside.setattr(States, "_begin", (lambda self, held, draft: None) if req.num_retractions else begin)
             admit(self, req, *args)
@@ -136,7 +139,7 @@ def a_snapshot_is_adopted_before_its_step_committed(patch: Patch) -> None:
 def a_tracked_state_is_adopted_with_all_that_is_committed(patch: Patch) -> None:
     latest = States._latest
 
-    def mutated(self, held, tracking, num_committed):
+    def mutated(self: Any, held: Any, tracking: Any, num_committed: Any) -> Any:
         snapshot = latest(self, held, tracking, num_committed)
         page_size = self._config.page_size
         return snapshot and snapshot._replace(length=num_committed // page_size * page_size)
@@ -147,7 +150,7 @@ def a_tracked_state_is_adopted_with_all_that_is_committed(patch: Patch) -> None:
 def a_live_state_is_donated_although_a_step_in_flight_takes_it_further(patch: Patch) -> None:
     latest = States._latest
 
-    def mutated(self, held, tracking, num_committed):
+    def mutated(self: Any, held: Any, tracking: Any, num_committed: Any) -> Any:
         page_size = self._config.page_size
         known = tracking.ready[-1].length if tracking.ready else held.pin.num_pages * page_size
         if num_committed % page_size == 0 and num_committed > known:
@@ -165,7 +168,7 @@ def tracking_slots_do_not_take_turns(patch: Patch) -> None:
 def a_state_is_tracked_a_token_late(patch: Patch) -> None:
     reserve_snapshot = Tracking.reserve_snapshot
 
-    def mutated(self, step, length, **how):
+    def mutated(self: Any, step: Any, length: Any, **how: Any) -> Any:
         slot = reserve_snapshot(self, step, length, **how)
         if slot is not None:
             self.pending[-1] = Snapshot(step, length - 1, slot)
@@ -175,9 +178,9 @@ def a_state_is_tracked_a_token_late(patch: Patch) -> None:
 
 
 def anchors_are_not_cut_to_whole_pages(patch: Patch) -> None:
-    right = recurrent.plan_anchors
+    right = anchors.plan_anchors
 
-    def mutated(*, page_size, **asked):
+    def mutated(*, page_size: Any, **asked: Any) -> Any:
         points = right(page_size=page_size, **asked)
         return [point._replace(length=point.length - 1) for point in points] if page_size > 1 else points
 
@@ -197,7 +200,7 @@ def a_window_page_is_freed_a_page_early(patch: Patch) -> None:
 
 
 def a_window_moves_on_with_a_step_in_flight(patch: Patch) -> None:
-    def mutated(self, kv_len):
+    def mutated(self: Any, kv_len: Any) -> Any:
         return np.maximum(np.asarray(kv_len) - self.map.window + 2, 0) // self.map.page_size
 
     patch.setattr(Windows, "first_kept", mutated)
@@ -217,7 +220,7 @@ def a_row_turns_to_cached_pages_that_have_lost_their_windows(patch: Patch) -> No
 
 
 def a_window_is_evicted_and_still_mapped(patch: Patch) -> None:
-    def mutated(self, pages, most):
+    def mutated(self: Any, pages: Any, most: Any) -> Any:
         free = pages[self.map.is_there(pages) & (self.map.locks[pages] == 0)][:most]
         self.num_cached -= len(free)
         self.slots.return_ids(self.map.full_to_window[free].astype(np.int64), CACHE)
@@ -232,7 +235,7 @@ def a_window_is_evicted_and_still_mapped(patch: Patch) -> None:
 def the_copy_of_another_request_is_loaded(patch: Patch) -> None:
     load = HostCopies.load
 
-    def mutated(self, copy, draft):
+    def mutated(self: Any, copy: Any, draft: Any) -> Any:
         load(self, copy, draft)
         others = [id for id, copy in self._copies.items() if copy.step < draft.step]
         if others:
@@ -244,7 +247,7 @@ def the_copy_of_another_request_is_loaded(patch: Patch) -> None:
 def a_copy_is_loaded_into_the_slot_of_the_last_tenant(patch: Patch) -> None:
     load = HostCopies.load
 
-    def mutated(self, copy, draft):
+    def mutated(self: Any, copy: Any, draft: Any) -> Any:
         slots = {kind: ids - (kind == "state") for kind, ids in copy.slots.items()}
         load(self, structs.replace(copy, slots=slots), draft)
 
@@ -254,7 +257,7 @@ def a_copy_is_loaded_into_the_slot_of_the_last_tenant(patch: Patch) -> None:
 def what_has_not_come_back_from_the_host_is_adopted(patch: Patch) -> None:
     admit = Allocator.admit
 
-    def mutated(self, req, *args):
+    def mutated(self: Any, req: Any, *args: Any) -> Any:
         admit(self, req, *args)
         req.allocation.kv_committed = req.allocation.kv_bound
 
@@ -266,7 +269,7 @@ def a_copy_that_a_failed_step_was_to_make_is_relied_on(patch: Patch) -> None:
 
 
 def a_copy_outlives_its_request(patch: Patch) -> None:
-    def mutated(self, request_id, draft):
+    def mutated(self: Any, request_id: Any, draft: Any) -> Any:
         self.num_bytes -= self._copies.pop(request_id).num_bytes if request_id in self._copies else 0
 
     patch.setattr(HostCopies, "drop", mutated)
@@ -275,7 +278,7 @@ def a_copy_outlives_its_request(patch: Patch) -> None:
 def a_request_is_saved_with_the_tokens_of_its_last_chunk_only(patch: Patch) -> None:
     host_copy = Pools.host_copy
 
-    def mutated(self, held):
+    def mutated(self: Any, held: Any) -> Any:
         copy = host_copy(self, held)
         return structs.replace(copy, slots={**copy.slots, "kv": copy.slots["kv"][-1:]})
 
@@ -288,8 +291,8 @@ def a_request_is_saved_with_the_tokens_of_its_last_chunk_only(patch: Patch) -> N
 def the_prompt_is_compared_with_what_its_admission_left_of_the_cache(patch: Patch) -> None:
     admit, report = AdmissionPass._admit, AdmissionPass._report
 
-    def mutated(self, req, match):
-        found = admit(self, req, match)
+    def mutated(self: Any, req: Any, match: Any, encoded: Any) -> Any:
+        found = admit(self, req, match, encoded)
         return found and report(self, req, match)
 
     patch.setattr(AdmissionPass, "_admit", mutated)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
-from forebay.memory import slots
+from forebay.memory import holding, slots
 from forebay.memory.draft import Draft
 from forebay.memory.holding import RowTable, StepFence
 from forebay.memory.kinds.window.windows import Windows
@@ -41,7 +42,7 @@ mutation = MUTATIONS.add
 
 @mutation
 def a_row_write_is_forgotten(patch: Patch) -> None:
-    def mutated(self, rows, columns, pages):
+    def mutated(self: Any, rows: Any, columns: Any, pages: Any) -> Any:
         self.rows.req_to_token[rows, columns] = pages
 
     patch.setattr(Draft, "write_each", mutated)
@@ -56,7 +57,7 @@ def pages_are_released_under_a_step_in_flight(patch: Patch) -> None:
 def a_row_is_released_under_a_step_in_flight(patch: Patch) -> None:
     free = Deferred.free
 
-    def mutated(self, freed):
+    def mutated(self: Any, freed: Any) -> Any:
         if freed.row != slots.NO_SLOT:
             self._rows.free_row(freed.row)
         free(self, replace(freed, row=slots.NO_SLOT))
@@ -68,7 +69,7 @@ def a_row_is_released_under_a_step_in_flight(patch: Patch) -> None:
 def pages_are_released_twice(patch: Patch) -> None:
     give_back = Deferred._return
 
-    def mutated(self, freed):
+    def mutated(self: Any, freed: Any) -> Any:
         give_back(self, freed)
         if len(freed.pages) > 3:
             self._kv.return_ids(freed.pages[:1], freed.request_id)
@@ -80,7 +81,7 @@ def pages_are_released_twice(patch: Patch) -> None:
 def a_page_leaks(patch: Patch) -> None:
     give_back = Deferred._return
 
-    def mutated(self, freed):
+    def mutated(self: Any, freed: Any) -> Any:
         kept = freed.pages[:-1] if len(freed.pages) > 3 else freed.pages
         give_back(self, replace(freed, pages=kept))
 
@@ -91,7 +92,7 @@ def a_page_leaks(patch: Patch) -> None:
 def page_zero_is_handed_out(patch: Patch) -> None:
     init = PagedKvAllocator.__init__
 
-    def mutated(self, *args, **kwargs):
+    def mutated(self: Any, *args: Any, **kwargs: Any) -> Any:
         init(self, *args, **kwargs)
         self._stack[0] = slots.PAD
         self.owner[slots.PAD] = slots.FREE
@@ -101,7 +102,7 @@ def page_zero_is_handed_out(patch: Patch) -> None:
 
 @mutation
 def admission_reserves_a_token_too_few(patch: Patch) -> None:
-    right = admission.footprint
+    right = holding.footprint
     patch.setattr(admission, "footprint", lambda kv_len, *held: right(kv_len - 1, *held))
 
 
@@ -117,7 +118,7 @@ def one_table_entry_is_written_twice_in_a_step(patch: Patch) -> None:
 def an_uncommitted_page_is_adopted(patch: Patch) -> None:
     launch = Queues.launch_extends
 
-    def mutated(self, chunks):
+    def mutated(self: Any, chunks: Any) -> Any:
         launch(self, chunks)
         for chunk in chunks:
             self.memory.prefixes.adopt(chunk.req, chunk.stop)
@@ -135,7 +136,7 @@ def the_last_tokens_page_is_adopted_before_it_has_kv(patch: Patch) -> None:
 def what_a_failed_request_computed_is_adopted(patch: Patch) -> None:
     release = Allocator.release
 
-    def mutated(self, req, num_committed=None):
+    def mutated(self: Any, req: Any, num_committed: Any = None) -> Any:
         release(self, req, min(req.allocation.kv_bound, len(req.tokens)) if num_committed is None else num_committed)
 
     patch.setattr(Allocator, "release", mutated)
@@ -145,7 +146,7 @@ def what_a_failed_request_computed_is_adopted(patch: Patch) -> None:
 def only_what_samples_is_looked_at(patch: Patch) -> None:
     commit = Scheduler.commit
 
-    def mutated(self, plan, result, now):
+    def mutated(self: Any, plan: Any, result: Any, now: Any) -> Any:
         failed = tuple(i for i in result.failed if plan.sample_mask[i])
         return commit(self, plan, replace(result, failed=failed), now)
 
@@ -162,7 +163,7 @@ def a_prefix_is_not_pinned(patch: Patch) -> None:
 def a_pinned_leaf_is_evicted(patch: Patch) -> None:
     lock = RadixCache._lock
 
-    def mutated(self, node):
+    def mutated(self: Any, node: Any) -> Any:
         rank = node.rank
         lock(self, node)
         if rank is not None:
@@ -174,7 +175,7 @@ def a_pinned_leaf_is_evicted(patch: Patch) -> None:
 
 @mutation
 def the_whole_prompt_may_be_a_hit(patch: Patch) -> None:
-    def mutated(self, req):
+    def mutated(self: Any, req: Any) -> Any:
         return self._cache.index.match(req.key(len(req.tokens)), req.namespace)
 
     patch.setattr(Prefixes, "match", mutated)
@@ -192,7 +193,7 @@ def namespaces_are_ignored(patch: Patch) -> None:
 def a_match_is_a_page_too_long(patch: Patch) -> None:
     common = RadixIndex._common
 
-    def mutated(self, key, edge, position, end):
+    def mutated(self: Any, key: Any, edge: Any, position: Any, end: Any) -> Any:
         shared = common(self, key, edge, position, end)
         return min(shared + self.page_bytes, len(edge), end - position)
 
@@ -203,7 +204,7 @@ def a_match_is_a_page_too_long(patch: Patch) -> None:
 def splitting_an_edge_mixes_up_its_pages(patch: Patch) -> None:
     split = RadixCache._split
 
-    def mutated(self, node, at):
+    def mutated(self: Any, node: Any, at: Any) -> Any:
         upper = split(self, node, at)
         upper.pages = upper.pages[::-1].copy()
         return upper
@@ -215,8 +216,8 @@ def splitting_an_edge_mixes_up_its_pages(patch: Patch) -> None:
 def a_row_keeps_pages_that_the_cache_replaced(patch: Patch) -> None:
     adopt = Prefixes.adopt
 
-    def mutated(self, req, num_committed, **how):
-        def write(self, row, start, pages):
+    def mutated(self: Any, req: Any, num_committed: Any, **how: Any) -> Any:
+        def write(self: Any, row: Any, start: Any, pages: Any) -> Any:
             self.rows.req_to_token[row, start : start + len(pages)] = pages
 
         with Patch.context() as inside:
@@ -230,7 +231,7 @@ def a_row_keeps_pages_that_the_cache_replaced(patch: Patch) -> None:
 def evicted_pages_stay_booked_as_evictable(patch: Patch) -> None:
     evict = RadixCache.evict
 
-    def mutated(self, num_pages):
+    def mutated(self: Any, num_pages: Any) -> Any:
         count = evict(self, num_pages)
         self.num_evictable += count > 2
         return count
@@ -245,7 +246,7 @@ def evicted_pages_stay_booked_as_evictable(patch: Patch) -> None:
 def an_abort_is_lost_while_a_prompt_is_under_way(patch: Patch) -> None:
     abort = Scheduler.abort
 
-    def mutated(self, request_id):
+    def mutated(self: Any, request_id: Any) -> Any:
         req = self.requests.get(request_id)
         if not (req and req.status is Status.EXTENDING):
             abort(self, request_id)
@@ -255,7 +256,7 @@ def an_abort_is_lost_while_a_prompt_is_under_way(patch: Patch) -> None:
 
 @mutation
 def an_abort_goes_by_the_ids_beginning(patch: Patch) -> None:
-    def mutated(self, request_id):
+    def mutated(self: Any, request_id: Any) -> Any:
         for id, req in list(self.requests.items()):
             if str(id).startswith(str(request_id)):
                 self.outputs.finish(req, FinishReason.ABORT)
@@ -272,7 +273,7 @@ def timeouts_are_not_noticed(patch: Patch) -> None:
 def a_finish_forgets_the_waiting_tokens(patch: Patch) -> None:
     finish = OutputProcessor.finish
 
-    def mutated(self, req, *args, **kwargs):
+    def mutated(self: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
         waiting = self.queues.num_waiting_tokens
         finish(self, req, *args, **kwargs)
         self.queues.num_waiting_tokens = waiting
@@ -284,7 +285,7 @@ def a_finish_forgets_the_waiting_tokens(patch: Patch) -> None:
 def stop_tokens_are_noticed_only_after_the_first(patch: Patch) -> None:
     append = OutputProcessor.append
 
-    def mutated(self, req, *args):
+    def mutated(self: Any, req: Any, *args: Any) -> Any:
         stops = req.stop_ids
         req.stop_ids = () if req.num_output == 0 else stops
         told = append(self, req, *args)
@@ -298,7 +299,7 @@ def stop_tokens_are_noticed_only_after_the_first(patch: Patch) -> None:
 def a_request_gets_a_token_too_many(patch: Patch) -> None:
     init = Request.__init__
 
-    def mutated(self, *args, **kwargs):
+    def mutated(self: Any, *args: Any, **kwargs: Any) -> Any:
         init(self, *args, **kwargs)
         self.max_kv_len += 1
 
@@ -312,7 +313,7 @@ def a_request_gets_a_token_too_many(patch: Patch) -> None:
 def a_retracted_request_loses_its_last_token(patch: Patch) -> None:
     retract = Preemption.retract
 
-    def mutated(self, req):
+    def mutated(self: Any, req: Any) -> Any:
         retract(self, req)
         if req.num_output:
             req.tokens.pop()
@@ -325,7 +326,7 @@ def a_retracted_request_loses_its_last_token(patch: Patch) -> None:
 def a_retracted_request_resumes_while_a_step_still_computes_for_it(patch: Patch) -> None:
     retract = Preemption.retract
 
-    def mutated(self, req):
+    def mutated(self: Any, req: Any) -> Any:
         retract(self, req)
         req.resume_after = 0
 
@@ -336,7 +337,7 @@ def a_retracted_request_resumes_while_a_step_still_computes_for_it(patch: Patch)
 def the_token_in_flight_at_a_retraction_is_dropped(patch: Patch) -> None:
     append = OutputProcessor.append
 
-    def mutated(self, req, *args):
+    def mutated(self: Any, req: Any, *args: Any) -> Any:
         return append(self, req, *args) if req.status is not Status.WAITING else 0
 
     patch.setattr(OutputProcessor, "append", mutated)
@@ -346,7 +347,7 @@ def the_token_in_flight_at_a_retraction_is_dropped(patch: Patch) -> None:
 def a_retracted_request_survives_the_failure_of_its_step(patch: Patch) -> None:
     fail = Scheduler.fail
 
-    def mutated(self, plan, error):
+    def mutated(self: Any, plan: Any, error: Any) -> Any:
         flight = self.queues.flights[0]
         flight.reqs[:] = [req for req in flight.reqs if req.status is not Status.WAITING]
         fail(self, plan, error)
@@ -358,7 +359,7 @@ def a_retracted_request_survives_the_failure_of_its_step(patch: Patch) -> None:
 def prompt_logprobs_are_sent_twice_after_a_retraction(patch: Patch) -> None:
     start = Queues.start
 
-    def mutated(self, req, *args):
+    def mutated(self: Any, req: Any, *args: Any) -> Any:
         collected = req.prompt_logprobs
         start(self, req, *args)
         req.prompt_logprobs = collected
@@ -370,7 +371,7 @@ def prompt_logprobs_are_sent_twice_after_a_retraction(patch: Patch) -> None:
 def a_retracted_request_waits_for_a_step_that_may_never_come(patch: Patch) -> None:
     retract = Preemption.retract
 
-    def mutated(self, req):
+    def mutated(self: Any, req: Any) -> Any:
         retract(self, req)
         req.resume_after += 1
 
@@ -394,7 +395,7 @@ def a_request_retracted_often_never_starts_again(patch: Patch) -> None:
 def a_failed_step_loses_a_page(patch: Patch) -> None:
     start_over = EngineMemory.start_over
 
-    def mutated(self, reqs, *args):
+    def mutated(self: Any, reqs: Any, *args: Any) -> Any:
         start_over(self, reqs, *args)
         if self.pools.kv.num_free:
             self.pools.kv.take_ids(1, 1)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 from itertools import count
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
 from forebay.base.errors import EngineError
+from forebay.memory import holding
 from forebay.requests.transfers import Broken, Renewed
 from forebay.requests.updates import Failure, FinishReason
 from forebay.scheduler import offers
@@ -43,7 +45,7 @@ def decode_fails_a_whole_transfer_with_a_code_of_its_own(patch: Patch) -> None:
 def _fail_every_third(patch: Patch, failure: Failure) -> None:
     arrive, number = DecodeRole._arrive, count(1)
 
-    def mutated(self, receiving, tail):
+    def mutated(self: Any, receiving: Any, tail: Any) -> Any:
         if receiving.req and next(number) % 3 == 0:
             self._fail(receiving, failure)
             return
@@ -56,7 +58,7 @@ def _fail_every_third(patch: Patch, failure: Failure) -> None:
 def prefill_fails_a_request_whose_chunk_was_computed(patch: Patch) -> None:
     computed, number = PrefillRole.computed, count(1)
 
-    def mutated(self, req):
+    def mutated(self: Any, req: Any) -> Any:
         computed(self, req)
         if next(number) % 4 == 0:
             self.outputs.finish(req, FinishReason.ERROR, LOST)
@@ -82,7 +84,7 @@ def decode_ignores_that_its_lease_is_renewed(patch: Patch) -> None:
 def _ignore(patch: Patch, role: type[Role], what: type) -> None:
     take = role._take
 
-    def mutated(self, event, *others):
+    def mutated(self: Any, event: Any, *others: Any) -> Any:
         if not isinstance(event, what):
             take(self, event, *others)
 
@@ -132,7 +134,7 @@ def a_decline_is_forgotten(patch: Patch) -> None:
 def an_offer_waits_for_an_idle_engine(patch: Patch) -> None:
     has_room = Offers._has_room
 
-    def mutated(self, req, *others):
+    def mutated(self: Any, req: Any, *others: Any) -> Any:
         return not self.queues.num_running and has_room(self, req, *others)
 
     patch.setattr(Offers, "_has_room", mutated)
@@ -142,7 +144,7 @@ def an_offer_waits_for_an_idle_engine(patch: Patch) -> None:
 def an_offer_that_does_not_fit_at_once_is_never_made(patch: Patch) -> None:
     has_room, refused = Offers._has_room, set()
 
-    def mutated(self, req, *others):
+    def mutated(self: Any, req: Any, *others: Any) -> Any:
         if req in refused or not has_room(self, req, *others):
             refused.add(req)
             return False
@@ -155,7 +157,7 @@ def an_offer_that_does_not_fit_at_once_is_never_made(patch: Patch) -> None:
 def offers_are_made_to_the_last_in_rank_first(patch: Patch) -> None:
     offer = Offers.run
 
-    def mutated(self, now):
+    def mutated(self: Any, now: Any) -> Any:
         with Patch.context() as inside:
             inside.setattr(Line, "first", property(lambda line: list(line)[-1]))
             offer(self, now)
@@ -173,7 +175,7 @@ def what_has_arrived_waits_for_an_idle_engine(patch: Patch) -> None:
 def one_row_of_those_that_may_run_stays_empty(patch: Patch) -> None:
     join = Arrivals.join
 
-    def mutated(self):
+    def mutated(self: Any) -> Any:
         if self.queues.num_running + 1 < self.queues.config.max_running_requests or not self.queues.running:
             join(self)
 
@@ -184,7 +186,7 @@ def one_row_of_those_that_may_run_stays_empty(patch: Patch) -> None:
 def a_room_stays_in_use_behind_its_request(patch: Patch) -> None:
     ended = Role.ended
 
-    def mutated(self, req, failure):
+    def mutated(self: Any, req: Any, failure: Any) -> Any:
         rooms = dict(self._rooms)
         ended(self, req, failure)
         self._rooms = rooms
@@ -194,9 +196,9 @@ def a_room_stays_in_use_behind_its_request(patch: Patch) -> None:
 
 @mutation
 def more_is_reserved_than_any_request_may_need(patch: Patch) -> None:
-    ahead = offers.footprint_ahead
+    ahead = holding.footprint_ahead
 
-    def longer(kv, most, reserved, page_size, has=0):
+    def longer(kv: Any, most: Any, reserved: Any, page_size: Any, has: Any = 0) -> Any:
         return ahead(kv, np.asarray(most) + 4 * page_size, 1 << 20, page_size, has)
 
     patch.setattr(offers, "footprint_ahead", longer)
@@ -217,7 +219,7 @@ def transfers_go_on_to_requests_whose_places_were_cleared(patch: Patch) -> None:
 def a_recovery_forgets_the_other_requests(patch: Patch) -> None:
     requeue_all = Queues.requeue_all
 
-    def mutated(self, *, cleared):
+    def mutated(self: Any, *, cleared: Any) -> Any:
         requeue_all(self, cleared=cleared)
         for req in list(self.waiting)[1:]:
             self.waiting.remove(req)
@@ -229,7 +231,7 @@ def a_recovery_forgets_the_other_requests(patch: Patch) -> None:
 def prefill_computes_for_an_offer_that_was_withdrawn(patch: Patch) -> None:
     match = Matches._match
 
-    def mutated(self, offered, req):
+    def mutated(self: Any, offered: Any, req: Any) -> Any:
         match(self, replace(offered, declined=None), req)
 
     patch.setattr(Matches, "_match", mutated)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,7 @@ def places_are_used_again_before_the_fence(patch: Patch) -> None:
 def a_retraction_frees_a_tickets_pages(patch: Patch) -> None:
     release = Allocator.release
 
-    def mutated(self, req, *args):
+    def mutated(self: Any, req: Any, *args: Any) -> Any:
         if req.status is not Status.FINISHED and not (req.allocation.ticket and req.allocation.ticket.whole):
             req.allocation.ticket = None
         release(self, req, *args)
@@ -56,7 +57,7 @@ def a_retraction_frees_a_tickets_pages(patch: Patch) -> None:
 def pages_that_the_cache_had_already_are_freed_under_a_transfer(patch: Patch) -> None:
     free_pages = Deferred.free_pages
 
-    def mutated(self, held, pages):
+    def mutated(self: Any, held: Any, pages: Any) -> Any:
         ticket, held.ticket = held.ticket, None
         free_pages(self, held, pages)
         held.ticket = ticket
@@ -68,7 +69,7 @@ def pages_that_the_cache_had_already_are_freed_under_a_transfer(patch: Patch) ->
 def a_state_that_the_cache_was_given_may_be_evicted_while_it_is_read(patch: Patch) -> None:
     release_all = States.release_all
 
-    def mutated(self, held):
+    def mutated(self: Any, held: Any) -> Any:
         holding = release_all(self, held)
         for node in holding.locked:
             self.unlock(node, NO_IDS)
@@ -79,7 +80,7 @@ def a_state_that_the_cache_was_given_may_be_evicted_while_it_is_read(patch: Patc
 
 @mutation
 def a_state_of_another_length_is_sent(patch: Patch) -> None:
-    def mutated(self, held, pages, start=0):
+    def mutated(self: Any, held: Any, pages: Any, start: Any = 0) -> Any:
         cached = self.in_tree.slot_of(held.pin.node) if held.pin.num_pages else NO_SLOT
         return np.array([cached or self.tracking(held).live], dtype=np.int64)
 
@@ -89,7 +90,7 @@ def a_state_of_another_length_is_sent(patch: Patch) -> None:
 
 @mutation
 def a_page_is_sent_before_its_chunk_has_committed(patch: Patch) -> None:
-    def mutated(self, req):
+    def mutated(self: Any, req: Any) -> Any:
         sending, held, page_size = self._sending(req), req.allocation, self.queues.config.page_size
         stop = held.kv_bound // page_size * page_size
         if sending and stop > sending.next:
@@ -105,7 +106,7 @@ def a_page_is_sent_before_its_chunk_has_committed(patch: Patch) -> None:
 def the_partial_page_is_never_sent(patch: Patch) -> None:
     places = Pools.places
 
-    def mutated(self, held, start, kv_start):
+    def mutated(self: Any, held: Any, start: Any, kv_start: Any) -> Any:
         spans = places(self, held, start, kv_start)
         if held.ticket and held.kv_len % self.page_size and type(held.ticket).__name__ == "_Sending":
             spans["kv"] = Span(start=kv_start, ids=spans["kv"].ids[:-1])
@@ -118,7 +119,7 @@ def the_partial_page_is_never_sent(patch: Patch) -> None:
 def window_pages_are_said_to_be_of_another_place(patch: Patch) -> None:
     places = Pools.places
 
-    def mutated(self, held, start, kv_start):
+    def mutated(self: Any, held: Any, start: Any, kv_start: Any) -> Any:
         spans = places(self, held, start, kv_start)
         return spans | {kind: Span(start=start, ids=span.ids) for kind, span in spans.items() if kind == "window"}
 
@@ -127,7 +128,7 @@ def window_pages_are_said_to_be_of_another_place(patch: Patch) -> None:
 
 @mutation
 def a_tail_of_another_length_is_accepted(patch: Patch) -> None:
-    def mutated(self, receiving, tail):
+    def mutated(self: Any, receiving: Any, tail: Any) -> Any:
         receiving.settled, receiving.tail = True, tail
 
     patch.setattr(DecodeRole, "_arrive", mutated)
@@ -137,7 +138,7 @@ def a_tail_of_another_length_is_accepted(patch: Patch) -> None:
 def what_was_offered_is_let_go_of_without_its_ticket(patch: Patch) -> None:
     order = Offers._order
 
-    def mutated(self, req, now):
+    def mutated(self: Any, req: Any, now: Any) -> Any:
         order(self, req, now)
         req.allocation.ticket = None
 
@@ -153,7 +154,7 @@ def a_prebuilt_row_is_a_token_too_short(patch: Patch) -> None:
 def one_more_runs_than_may(patch: Patch) -> None:
     join = Arrivals.join
 
-    def mutated(self):
+    def mutated(self: Any) -> Any:
         config, rows = self.queues.config, self.queues.pools.rows
         more = config.max_running_requests + 1
         self.queues.config, rows.size = replace(config, max_running_requests=more), more
@@ -168,7 +169,7 @@ def one_more_runs_than_may(patch: Patch) -> None:
 def an_aborted_arrival_keeps_its_row(patch: Patch) -> None:
     free_parts = Deferred._free_parts
 
-    def mutated(self, held, *parts, row=NO_SLOT, **others):
+    def mutated(self: Any, held: Any, *parts: Any, row: Any = NO_SLOT, **others: Any) -> Any:
         free_parts(self, held, *parts, row=NO_SLOT if held.ticket else row, **others)
 
     patch.setattr(Deferred, "_free_parts", mutated)
@@ -198,7 +199,7 @@ def nobody_is_told_of_an_abort(patch: Patch) -> None:
 def prefill_tells_the_end_before_all_has_arrived(patch: Patch) -> None:
     defer_end = PrefillRole.defer_end
 
-    def mutated(self, req, reason, update):
+    def mutated(self: Any, req: Any, reason: Any, update: Any) -> Any:
         deferred = defer_end(self, req, reason, update)
         if deferred and req.status is Status.TRANSFERRING:
             self._sent(self._sending(req), req)
@@ -222,7 +223,7 @@ def pages_are_counted_without_those_in_transit(patch: Patch) -> None:
 def a_failed_step_forgets_what_has_arrived(patch: Patch) -> None:
     start_over = DecodeRole.start_over
 
-    def mutated(self, *, cleared):
+    def mutated(self: Any, *, cleared: Any) -> Any:
         start_over(self, cleared=cleared)
         self.arrivals.line.of.clear()
 
@@ -233,10 +234,10 @@ def a_failed_step_forgets_what_has_arrived(patch: Patch) -> None:
 def an_unarrived_request_that_ends_waits_for_steps(patch: Patch) -> None:
     transfer = Queues.transfer
 
-    def mutated(self, req):
+    def mutated(self: Any, req: Any) -> Any:
         transfer(self, req)
-        if req.held:
-            req.allocation.ticket and setattr(req.allocation.ticket, "whole", False)
+        if req.held and req.allocation.ticket:
+            req.allocation.ticket.whole = False
 
     patch.setattr(Queues, "transfer", mutated)
 

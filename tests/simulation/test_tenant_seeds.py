@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from forebay.base.room import Room
@@ -46,7 +48,7 @@ def newcomer_has_credit(patch: Patch) -> None:
 def newcomer_begins_behind_all_others(patch: Patch) -> None:
     join = Queues.join
 
-    def mutated(self, account, line):
+    def mutated(self: Any, account: Any, line: Any) -> Any:
         joins = account not in line.of
         join(self, account, line)
         if joins:
@@ -74,7 +76,7 @@ def steps_cost_nothing_beside_their_tokens(patch: Patch) -> None:
 def recomputed_tokens_are_charged_again(patch: Patch) -> None:
     suspend = Preemption.suspend
 
-    def mutated(self, req):
+    def mutated(self: Any, req: Any) -> Any:
         suspend(self, req)
         req.num_charged = 0
 
@@ -95,7 +97,7 @@ def newcomer_waits_for_whatever_runs(patch: Patch) -> None:
 def displacement_does_not_wait(patch: Patch) -> None:
     displace = Preemption.displace
 
-    def mutated(self, blocked):
+    def mutated(self: Any, blocked: Any) -> Any:
         since = blocked.req.account.waits_since
         blocked.req.account.waits_since = -1000
         displace(self, blocked)
@@ -108,7 +110,7 @@ def displacement_does_not_wait(patch: Patch) -> None:
 def displacement_takes_what_is_within_a_share(patch: Patch) -> None:
     share = Room.share
 
-    def mutated(self, tenant, limit):
+    def mutated(self: Any, tenant: Any, limit: Any) -> Any:
         return share(self, tenant, limit) if limit > 64 else 1
 
     patch.setattr(Room, "share", mutated)
@@ -118,7 +120,7 @@ def displacement_takes_what_is_within_a_share(patch: Patch) -> None:
 def first_in_rank_is_displaced(patch: Patch) -> None:
     victim = displacing.Places.victim
 
-    def mutated(self, blocked):
+    def mutated(self: Any, blocked: Any) -> Any:
         found = victim(self, blocked)
         return found and next(req for req in self._ranked if req.account is found.account)
 
@@ -139,7 +141,7 @@ def full_queue_keeps_nobody_out(patch: Patch) -> None:
 def tenant_that_does_not_fit_is_never_passed_over(patch: Patch) -> None:
     does_not_fit = AdmissionPass._does_not_fit
 
-    def mutated(self, req, **how):
+    def mutated(self: Any, req: Any, **how: Any) -> Any:
         does_not_fit(self, req, **how)
         self._starts = False
 

@@ -3,6 +3,8 @@ are not accepted, and ends within those that are. The last ones are the device's
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -32,7 +34,7 @@ def a_rejected_tokens_page_is_adopted(patch: Patch) -> None:
     """With the last token known behind it, there is one more than has KV."""
     settle = RowTable.settle
 
-    def mutated(self, rows, counts, num_new):
+    def mutated(self: Any, rows: Any, counts: Any, num_new: Any) -> Any:
         settle(self, rows, counts, num_new)
         run = rows[(self.request_id[rows] > 0) & (num_new <= counts)]
         self.kv_committed[run] += 1
@@ -48,7 +50,7 @@ def rejected_tokens_count_as_computed(patch: Patch) -> None:
 def the_bound_of_a_row_never_comes_back(patch: Patch) -> None:
     settle = RowTable.settle
 
-    def mutated(self, rows, counts, num_new):
+    def mutated(self: Any, rows: Any, counts: Any, num_new: Any) -> Any:
         bound = self.kv_bound.copy()
         settle(self, rows, counts, num_new)
         self.kv_bound[:] = bound
@@ -59,7 +61,7 @@ def the_bound_of_a_row_never_comes_back(patch: Patch) -> None:
 def pages_are_reserved_for_a_token_less_than_the_width(patch: Patch) -> None:
     add_drafts = Allocator.add_drafts
 
-    def mutated(self, *args):
+    def mutated(self: Any, *args: Any) -> Any:
         with Patch.context() as inside:
             inside.setattr(allocator, "ceil_div", lambda kv_lens, page_size: ceil_div(kv_lens - 1, page_size))
             return add_drafts(self, *args)
@@ -68,7 +70,7 @@ def pages_are_reserved_for_a_token_less_than_the_width(patch: Patch) -> None:
 
 
 def an_outrun_length_is_read(patch: Patch) -> None:
-    def mutated(self, rows):
+    def mutated(self: Any, rows: Any) -> Any:
         return self.table.kv_lens(rows) >= self.table.num_pages[rows] * self.page_size
 
     patch.setattr(Pools, "opens_page", mutated)
@@ -77,7 +79,7 @@ def an_outrun_length_is_read(patch: Patch) -> None:
 def a_window_moves_on_by_the_bound(patch: Patch) -> None:
     trim = Windows.trim
 
-    def mutated(self, table, rows):
+    def mutated(self: Any, table: Any, rows: Any) -> Any:
         with Patch.context() as inside:
             inside.setattr(table, "kv_committed", table.kv_bound)
             trim(self, table, rows)
@@ -88,7 +90,7 @@ def a_window_moves_on_by_the_bound(patch: Patch) -> None:
 def a_victims_length_is_taken_from_the_bound(patch: Patch) -> None:
     make_room = Preemption.make_room
 
-    def mutated(self):
+    def mutated(self: Any) -> Any:
         table = self._queues.pools.table
         drafts = table.num_drafts.copy()
         table.num_drafts[:] = 0
@@ -113,7 +115,7 @@ def a_snapshot_is_that_of_the_bound(patch: Patch) -> None:
     """The host takes what a step tracked for the state behind all that was accepted."""
     complete = Tracking.complete
 
-    def mutated(self, step, kv_committed):
+    def mutated(self: Any, step: Any, kv_committed: Any) -> Any:
         before = self.tracked
         complete(self, step, kv_committed)
         if self.tracked and self.tracked is not before:
@@ -128,7 +130,7 @@ def a_snapshot_is_that_of_the_bound(patch: Patch) -> None:
 def a_stop_token_within_the_accepted_is_ignored(patch: Patch) -> None:
     append = OutputProcessor.append
 
-    def mutated(self, req, tokens, *args):
+    def mutated(self: Any, req: Any, tokens: Any, *args: Any) -> Any:
         stops = req.stop_ids
         req.stop_ids = stops & {tokens[-1]} - {*tokens[:-1]}
         told = append(self, req, tokens, *args)
@@ -142,12 +144,12 @@ def a_token_behind_the_last_one_is_told(patch: Patch) -> None:
     """A draft more is verified than may come, and whoever takes in the tokens relies on that."""
     propose, append = Scheduler._propose, OutputProcessor.append
 
-    def proposing(self, reqs, rows, width):
+    def proposing(self: Any, reqs: Any, rows: Any, width: Any) -> Any:
         self.pools.table.max_kv_len[rows] += 1
         propose(self, reqs, rows, width)
         self.pools.table.max_kv_len[rows] -= 1
 
-    def appending(self, req, *args):
+    def appending(self: Any, req: Any, *args: Any) -> Any:
         last = req.max_kv_len
         req.max_kv_len = last + 1
         told = append(self, req, *args)
@@ -168,7 +170,7 @@ def a_request_that_fails_behind_a_token_does_not_hear_it(patch: Patch) -> None:
 def what_was_accepted_behind_the_end_is_adopted(patch: Patch) -> None:
     adopt = Prefixes.adopt
 
-    def mutated(self, req, *args, **how):
+    def mutated(self: Any, req: Any, *args: Any, **how: Any) -> Any:
         with Patch.context() as inside:
             inside.setattr(allocator, "min", lambda num_committed, num_tokens: num_committed, raising=False)
             adopt(self, req, *args, **how)
@@ -179,7 +181,7 @@ def what_was_accepted_behind_the_end_is_adopted(patch: Patch) -> None:
 def a_proposer_is_not_told_who_has_ended(patch: Patch) -> None:
     finish = OutputProcessor.finish
 
-    def mutated(self, *args, **kwargs):
+    def mutated(self: Any, *args: Any, **kwargs: Any) -> Any:
         with Patch.context() as inside:
             inside.setattr(self, "proposer", None)
             finish(self, *args, **kwargs)
@@ -193,7 +195,7 @@ def a_proposer_is_not_told_who_has_ended(patch: Patch) -> None:
 def a_state_is_a_token_short(patch: Patch) -> None:
     advance = StateMemory.advance
 
-    def mutated(self, step, accepted):
+    def mutated(self: Any, step: Any, accepted: Any) -> Any:
         short = step.span.decodes & (accepted > 1)
         advance(self, step, accepted - short)
         self.lens[step.plan.kinds.state.state_slots] += short  # which a real device does not know
@@ -204,7 +206,7 @@ def a_state_is_a_token_short(patch: Patch) -> None:
 def a_state_is_that_of_the_last_draft(patch: Patch) -> None:
     advance = StateMemory.advance
 
-    def mutated(self, step, accepted):
+    def mutated(self: Any, step: Any, accepted: Any) -> Any:
         advance(self, step, step.plan.q_lens)
         self.lens[step.plan.kinds.state.state_slots] = step.starts + accepted
 
@@ -214,7 +216,7 @@ def a_state_is_that_of_the_last_draft(patch: Patch) -> None:
 def a_snapshot_is_taken_of_the_last_accepted_token(patch: Patch) -> None:
     advance = StateMemory.advance
 
-    def mutated(self, step, accepted):
+    def mutated(self: Any, step: Any, accepted: Any) -> Any:
         advance(self, step, accepted)
         work = step.plan.kinds.state
         inside = work.snap_lens - step.starts[work.snap_seqs]
@@ -227,7 +229,7 @@ def a_snapshot_is_taken_of_the_last_accepted_token(patch: Patch) -> None:
 def penalties_count_a_rejected_draft(patch: Patch) -> None:
     sample = HashRunner._sample
 
-    def mutated(self, step, tokens, *args):
+    def mutated(self: Any, step: Any, tokens: Any, *args: Any) -> Any:
         result = sample(self, step, tokens, *args)
         accepted = np.array(result.num_new or step.plan.q_lens)
         rejected = step.inside >= accepted[step.which]
@@ -246,7 +248,7 @@ def penalties_do_not_count_the_drafts_before(patch: Patch) -> None:
 def what_a_draft_was_is_sampled_behind_a_rejected_one(patch: Patch) -> None:
     """All that agree count, wherever they stand."""
 
-    def mutated(self, step, tokens, chosen):
+    def mutated(self: Any, step: Any, tokens: Any, chosen: Any) -> Any:
         accepted = step.plan.q_lens.copy()
         for i in range(step.plan.num_seqs if step.plan.width > 1 else 0):
             mine = slice(step.firsts[i], step.firsts[i] + step.plan.q_lens[i])
