@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -20,11 +19,13 @@ from dataclasses import replace
 
 import uvloop
 
+from forebay.base.http_client import Origin
+from forebay.bench.load import send
 from forebay.http.listen import bind
 from forebay.server.serve import serve
 from forebay.text.answers.probes import find_formats
 from tests.server.conftest import CONFIG, MODEL
-from tests.server.crowds import request
+from tests.server.crowds import ASK
 from tests.server.fake_engine import FakeEngine
 from tests.text.answers.templates import QWEN3
 from tests.text.tiny_tokenizer import tiny_tokenizer
@@ -34,16 +35,19 @@ TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"
 WISHES = {"plain": {}, "read": {"tools": [TOOL]}}
 
 
+async def read(origin: Origin, kind: str, streams: int, tokens: int) -> int:
+    """Return the number of events of all streams."""
+    body = {**ASK, "stream": True, "max_tokens": tokens, "ignore_eos": True, **WISHES[kind]}
+    answers = await asyncio.gather(*(send(origin, "/v1/chat/completions", body) for _ in range(streams)))
+    assert not any(answer.failure for answer in answers), answers
+    return sum(len(answer.arrivals) for answer in answers)
+
+
 def client(port: int) -> None:
-    """For each line `KIND STREAMS TOKENS` of standard input, stream so much and print how many bytes came."""
+    """For each line `KIND STREAMS TOKENS` of standard input, read these streams and print how many events they had."""
     for line in sys.stdin:
         kind, streams, tokens = line.split()
-        body = request(stream=True, max_tokens=int(tokens), ignore_eos=True, **WISHES[kind])
-        socks = [socket.create_connection(("127.0.0.1", port)) for _ in range(int(streams))]
-        for sock in socks:
-            sock.sendall(body.replace(b"host: localhost", b"host: localhost\r\nconnection: close"))
-        count = sum(len(block) for sock in socks for block in iter(lambda sock=sock: sock.recv(1 << 16), b""))
-        print(count, flush=True)
+        print(uvloop.run(read(Origin(f"http://127.0.0.1:{port}"), kind, int(streams), int(tokens))), flush=True)
 
 
 async def cost(child: subprocess.Popen[str], kind: str, streams: int, tokens: int) -> float:

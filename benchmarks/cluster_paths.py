@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from benchmarks.servers import START_LIMIT_S, first_token, free_port
+from forebay.base.http_client import Origin
 
 PROMPT, OUTPUT = 28, 48
 POLL_S: Final = 0.05
@@ -59,7 +60,7 @@ def running(port: int, *words: str) -> Iterator[int]:
         process = subprocess.Popen([sys.executable, *words], stdout=log, stderr=log, env=environment)
         try:
             began = time.monotonic()
-            while not first_token(port):
+            while not first_token(Origin(f"http://127.0.0.1:{port}")):
                 if process.poll() is not None or time.monotonic() - began > START_LIMIT_S:
                     log.seek(0)
                     raise SystemExit(f"not started: {' '.join(words)}\n{log.read().decode(errors='replace')[-2000:]}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
-import json
+import asyncio
 import os
 import re
 import socket
@@ -16,11 +15,14 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+import httptools
 import psutil
 
 from benchmarks.kinds import SLOT_TOKENS, Kind
 from benchmarks.report import NOISE
-from forebay.base.http_client import Origin
+from forebay.base.errors import EngineError
+from forebay.base.http_client import Origin, get_json
+from forebay.bench.load import send
 
 START_LIMIT_S = 300.0
 POLL_S = 0.01
@@ -49,6 +51,10 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.url)
+
     def suits(self, streams: int, model: str, tokens: int) -> bool:
         return self.words == self.kind.words(port=self.port, streams=streams, model=model, tokens=tokens)
 
@@ -57,7 +63,7 @@ class Server:
         environment = {**os.environ, **self.kind.environment}
         self._process = subprocess.Popen(self.words, stdout=self._log, stderr=subprocess.STDOUT, env=environment)
         try:
-            while not first_token(self.port):
+            while not first_token(self.origin):
                 if self._process.poll() is not None or time.perf_counter() - started > START_LIMIT_S:
                     raise StartFailed(f"{self.kind.title} did not start: {' '.join(self.words)}\n{self._tail()}")
                 time.sleep(POLL_S)
@@ -124,23 +130,24 @@ def free_port() -> int:
         return port
 
 
-def first_token(port: int) -> bool:
-    """Whether the first event of a stream has come; False where nobody listens yet, or only to say so."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_LIMIT_S)
+async def _stream_one_token(origin: Origin) -> bool:
+    model = (await get_json(origin, "/v1/models"))["data"][0]["id"]
+    body = {"model": model, "prompt": _PROMPT, "max_tokens": 1, "stream": True}
+    answer = await send(origin, "/v1/completions", body)
+    return answer.status == 200 and bool(answer.arrivals)
+
+
+def first_token(origin: Origin) -> bool:
+    """Return whether a server streams a token; False if none listens, or if it is not ready."""
+
+    async def ask() -> bool:
+        async with asyncio.timeout(START_LIMIT_S):
+            return await _stream_one_token(origin)
+
     try:
-        connection.request("GET", "/v1/models")
-        listed = connection.getresponse()
-        models = json.loads(listed.read())
-        if listed.status != 200:
-            return False
-        body = {"model": models["data"][0]["id"], "prompt": _PROMPT, "max_tokens": 1, "stream": True}
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        return response.status == 200 and response.readline().startswith(b"data: ")
-    except (OSError, http.client.HTTPException, json.JSONDecodeError, KeyError, IndexError):
+        return asyncio.run(ask())
+    except (EngineError, OSError, KeyError, IndexError, httptools.HttpParserError):
         return False
-    finally:
-        connection.close()
 
 
 class OtherWork:

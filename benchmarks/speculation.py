@@ -10,8 +10,6 @@ nothing can be guessed. A pair during which others computed is taken again. A ra
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +23,7 @@ import uvloop
 from benchmarks import kinds, machine
 from benchmarks.report import NOISE, put_between_marks
 from benchmarks.servers import OtherWork, Server, wait_until_quiet
-from forebay.base.http_client import Origin
+from forebay.base.http_client import get_json, post_json
 from forebay.bench.load import Load, Target, run_load
 
 ROOT = Path(__file__).parent.parent
@@ -68,12 +66,9 @@ def chat(server: Server, prompt: str) -> Answer:
         "max_tokens": OUTPUT_LEN,
         "temperature": 0.0,
     }
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
     started = time.perf_counter()
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-    answer = json.loads(connection.getresponse().read())
+    answer = uvloop.run(post_json(server.origin, "/v1/chat/completions", body))
     seconds = time.perf_counter() - started
-    connection.close()
     tokens = answer["usage"]["completion_tokens"]
     return Answer(answer["choices"][0]["message"]["content"], tokens / seconds)
 
@@ -82,19 +77,15 @@ def streams(server: Server, count: int, seed: int) -> Answer:
     """`count` streams of random prompts at once."""
     numbers = random.Random(seed)
     prompts = [[numbers.randrange(kinds.VOCAB_SIZE) for _ in range(128)] for _ in range(2 * count)]
-    origin = Origin(server.url)
     load = Load(prompts, float("inf"), count, seed=seed)
-    run = uvloop.run(run_load(Target(origin, served_name(server), 128, True), load, lambda: None))
+    run = uvloop.run(run_load(Target(server.origin, served_name(server), 128, True), load, lambda: None))
     if broken := [sample.error for sample in run.samples if sample.error]:
         raise SystemExit(f"{len(broken)} requests failed: {broken[0]}")
     return Answer("", sum(sample.num_output_tokens for sample in run.samples) / run.seconds)
 
 
 def served_name(server: Server) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    connection.request("GET", "/v1/models")
-    name: str = json.loads(connection.getresponse().read())["data"][0]["id"]
-    connection.close()
+    name: str = uvloop.run(get_json(server.origin, "/v1/models"))["data"][0]["id"]
     return name
 
 

@@ -1,6 +1,6 @@
 """Seconds from spawning `forebay serve` to its readiness and to the first token of a request over HTTP.
 
-    python benchmarks/startup_bench.py [--repeats 5]
+    python -m benchmarks.startup_bench [--repeats 5]
 
 The embedded model, kernels compiled and files in the page cache: one start before the measured ones sees to both.
 """
@@ -8,8 +8,6 @@ The embedded model, kernels compiled and files in the page cache: one start befo
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
 import statistics
 import subprocess
 import sys
@@ -19,8 +17,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.servers import first_token
+from forebay.base.http_client import Origin
+
 _BIN = Path(sys.executable).parent
-_LIMIT_S = 120.0
 
 
 def start() -> tuple[float, float]:
@@ -36,24 +36,11 @@ def start() -> tuple[float, float]:
                     f"the server ended with code {process.wait()} before it was ready; its message is above"
                 )
             ready = time.perf_counter() - started
-            first_token(line.split()[2])
+            if not first_token(Origin(line.split()[2])):
+                raise SystemExit("the first request failed: see the server's log above")
             return ready, time.perf_counter() - started
         finally:
             process.terminate()
-
-
-def first_token(url: str) -> None:
-    """Return when the first event of a stream has arrived."""
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=_LIMIT_S)
-    connection.request("GET", "/v1/models")
-    model = json.loads(connection.getresponse().read())["data"][0]["id"]
-    body = json.dumps({"model": model, "prompt": "The capital of France is", "max_tokens": 1, "stream": True})
-    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    line = response.readline()
-    if response.status != 200 or not line.startswith(b"data: "):
-        raise SystemExit(f"the first request failed: {response.status} {line.decode(errors='replace')}")
-    connection.close()
 
 
 def main() -> None:
