@@ -222,6 +222,10 @@ def with_tenants(rng: Random, config: SchedulerConfig, traffic: Traffic) -> tupl
 
 def with_tiers(rng: Random, config: SchedulerConfig, traffic: Traffic) -> tuple[SchedulerConfig, Traffic]:
     """The same with one or two tiers behind a prefix cache that is used, and conversations that go on."""
+    if not config.radix_cache and num_states(config.kinds):  # which had no slots to track states in
+        tracking = tracking_slots(config.kinds.strategy is StateStrategy.EXTRA_BUFFER, config.overlap_depth)
+        more = config.max_running_requests * tracking
+        config = replace(config, kinds=resized(config.kinds, num_slots=num_states(config.kinds) + more))
     num_slots = {"kv": config.num_pages, **config.kinds.num_slots}
     names = rng.choice([("host",), ("host", "disk"), ("disk",)])
     tiers = {
