@@ -121,6 +121,7 @@ class AdmissionPass:
             tokens = (np.clip(queues.running.tokens_left, 0, _MAX_EXPECTED_TOKENS) * ratio).astype(np.int64)
             self._promised += int((-(-tokens // page_size)).sum())
         self._num_startable: int | None = None  # rows, once the group is open
+        self._num_loading = 0  # requests for which loads are in flight: each keeps a row
         self._left = self._budget = 0  # prompt tokens of this step
         self._uncut = int(self._config.text_encoder)  # part of a prompt that must be in one step
         self._for_pictures: Request | None = None  # waits for its pictures, and for nothing else
@@ -184,11 +185,12 @@ class AdmissionPass:
         if not self._starts:
             return
         if self._num_startable is None:
-            self._num_startable = self._num_free_rows
+            rows = self._pools.rows
+            self._num_startable = max(0, min(rows.slots.num_free, rows.size - self._num_running) - self._num_loading)
             some_wait = self._queues.constraints.unready or self._under_test
             self._candidates = self._queues.candidates if some_wait else self._queues.waiting.of
             num_candidates = sum(map(len, self._candidates.values()))
-            group.enter_context(self._pools.rows.group(min(num_candidates, self._num_startable)))
+            group.enter_context(rows.group(min(num_candidates, self._num_startable)))
         waiting = self._candidates.get(account, ())
         if self._config.schedule_policy is SchedulePolicy.LPM and 1 < len(waiting) <= _MAX_LPM_QUEUE:
             waiting = sorted(waiting, key=self._order_by_hits)
@@ -295,24 +297,21 @@ class AdmissionPass:
                 return True
         return False
 
-    @property
-    def _num_free_rows(self) -> int:
-        """Return the number of requests that can start, beside those for which loads are in flight: each of these keeps
-        its row, or the next in line would start without what a tier has of it."""
-        rows = self._pools.rows
-        return max(0, min(rows.slots.num_free, rows.size - self._num_running) - self._memory.tiers.num_loading)
-
     def load(self, left: int) -> int:
         """Plan copies from other tiers of the cache for requests that wait, of each tenant the first in rank; they wait
-        until these are made. Beside prompts under way the copies take at most half of the step. Return the prompt
-        tokens of the `left` ones that the step can compute beside the copies."""
-        num_left = min(MAX_PASSED, self._num_free_rows)
+        until these are made, and keep their rows, or the next in line would start without what a tier has of it. Beside
+        prompts under way the copies take at most half of the step. Return the prompt tokens of the `left` ones that the
+        step can compute beside the copies."""
+        rows, tiers = self._pools.rows, self._memory.tiers
+        free_rows = min(rows.slots.num_free, rows.size - self._num_running)
+        num_left = min(MAX_PASSED, free_rows - tiers.num_loading)
         most = left // 2 if self._queues.extending else left
         for account in sorted(self._queues.waiting.of, key=_service):
             for req in islice(self._queues.candidates.get(account, ()), max(0, num_left)):
                 if most > 0:
                     cost = self._load_for(req, most)
                     most, left, num_left = most - cost, left - cost, num_left - 1
+        self._num_loading = tiers.num_loading
         return left
 
     def _load_for(self, req: Request, most_tokens: int) -> int:

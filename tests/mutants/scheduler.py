@@ -164,7 +164,7 @@ SCHEDULER = (
     Mutant(
         "C7 a prefill pass opens exactly one group",
         "scheduler/admission.py",
-        "group.enter_context(self._pools.rows.group(min(num_candidates, self._num_startable)))",
+        "group.enter_context(rows.group(min(num_candidates, self._num_startable)))",
         "pass",
         "scheduler/test_states.py::test_c7_a_prefill_pass_opens_exactly_one_group",
     ),

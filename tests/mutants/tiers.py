@@ -23,7 +23,7 @@ TIERS = (
     Mutant(
         "C27 a request whose prefix is being loaded keeps its row",
         "scheduler/admission.py",
-        " - self._memory.tiers.num_loading)",
+        " - self._num_loading)",
         ")",
         "scheduler/test_tiers.py::test_tiers_next_in_line_does_not_take_the_row_of_a_request_that_is_loading",
     ),
