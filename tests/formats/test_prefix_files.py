@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import signal
@@ -61,16 +60,18 @@ def records(folder: Path) -> list[Record]:
     """Read all that is there, and compare each row with its checksum."""
     found = []
     for path in prefix_files.paths(folder):
-        with contextlib.suppress(Unreadable):
+        try:
             segment, identity, first = prefix_files.open_segment(path)
-            assert identity == IDENTITY
-            for begin, record in segment.records(first):
-                data = memoryview(bytearray(record.num_bytes))
-                segment.read(begin, record.num_bytes, data)
-                for kind, _, at, checksum in record.places:
-                    assert xxhash.xxh3_64_intdigest(data[at : at + record.kinds[kind].row_bytes]) == checksum
-                found.append(record)
-            os.close(segment.descriptor)
+        except Unreadable:
+            continue
+        assert identity == IDENTITY
+        for begin, record in segment.records(first):
+            data = memoryview(bytearray(record.num_bytes))
+            segment.read(begin, record.num_bytes, data)
+            for kind, _, at, checksum in record.places:
+                assert xxhash.xxh3_64_intdigest(data[at : at + record.kinds[kind].row_bytes]) == checksum
+            found.append(record)
+        os.close(segment.descriptor)
     return found
 
 
