@@ -123,7 +123,7 @@ TIERS = (
         "engine/loop/core.py",
         "        self._progressed = True\n        self.checks.stop()\n",
         "        self._progressed = True\n",
-        _CHECKED + "test_c27_request_that_arrives_in_a_check_ends_it_and_has_the_tokens_of_a_cold_engine[2-0]",
+        _CHECKED + "test_c27_request_that_arrives_in_a_check_ends_it_and_has_the_tokens_of_a_cold_engine[0-2]",
     ),
     Mutant(
         "C27 the time before a check is no hang",
