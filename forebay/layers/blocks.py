@@ -27,10 +27,11 @@ class SublayerSpec:
 
     def build(self, parts: Parts, eps: float) -> Sublayer:
         """Return the part with its weights, and those of the norms, which have `eps` unless they have their own."""
+        part = self.part.build(parts)  # first: random weights are drawn in the order in which they are asked for
         before = None if self.before is None else build_norm(self.before, parts, eps)
         after_eps = eps if self.after_eps is None else self.after_eps
         after = None if self.after is None else build_norm(self.after, parts, after_eps)
-        return Sublayer(self.part.build(parts), before, after)
+        return Sublayer(part, before, after)
 
 
 class Sublayer(NamedTuple):

@@ -205,7 +205,7 @@ def test_folder_of_ray_is_short_enough_for_its_sockets(folder: Path, monkeypatch
     monkeypatch.setattr(local, "MAX_FOLDER_CHARS", limit)
     assert local._private_folder() == folder
     made: list[Path] = []
-    monkeypatch.setattr(Path, "mkdir", lambda self, **_: made.append(self))
+    monkeypatch.setattr(local, "private_folder", lambda path: made.append(path) or path)
     monkeypatch.setattr(local, "MAX_FOLDER_CHARS", limit - 1)
     assert local._private_folder() == Path(f"/tmp/forebay-{os.getuid()}")
     assert made == [Path(f"/tmp/forebay-{os.getuid()}")]

@@ -55,8 +55,8 @@ def expected() -> tuple[np.ndarray, ...]:
     return tuple(vectors)
 
 
-def vectors(**settings: Any) -> list[np.ndarray]:
-    with LLM(str(folder()), num_threads=2, kernels=NATIVE, log_level="warning", **settings) as llm:
+def vectors(dtype: str, **settings: Any) -> list[np.ndarray]:
+    with LLM(str(folder()), dtype=dtype, num_threads=2, kernels=NATIVE, log_level="warning", **settings) as llm:
         return [output.embedding for output in llm.embed(TEXTS)]
 
 

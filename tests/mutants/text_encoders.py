@@ -116,9 +116,9 @@ TEXT_ENCODERS = (
     ),
     Mutant(
         "C27 a text encoder refuses a chat before it is rendered",
-        "engine/client/embedding.py",
-        "        if self.encoder is not None:\n            raise InvalidRequest(",
-        "        if self.encoder is not None and self.encoder.labels:\n            raise InvalidRequest(",
+        "server/api/core/serving.py",
+        "    if server.model.texts.encoder is not None:\n",
+        "    if server.model.texts.encoder is not None and server.model.texts.encoder.labels:\n",
         "server/test_text_encoders.py::test_text_encoder_refuses_by_name_what_it_cannot_do",
     ),
     Mutant(

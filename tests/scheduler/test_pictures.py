@@ -507,6 +507,7 @@ def test_ids_of_pictures_are_told_from_tokens_by_one_predicate() -> None:
         ("stand_for", "memory/pictures.py"): 2,  # the two below, and ids that are in use when the numbering restarts
         ("stand_for", "scheduler/proposer.py"): 1,  # drafts
         ("stand_for", "scheduler/encoding.py"): 1,  # log-probabilities of prompts
+        ("stand_for", "engine/loop/cache_checks.py"): 1,  # entries that are not computed again
         ("as_inputs", "scheduler/step_draft.py"): 1,  # what the model is given
         ("as_tokens", "scheduler/step_draft.py"): 1,  # what penalties count
         ("as_tokens", "scheduler/admission.py"): 1,  # reports of the cache

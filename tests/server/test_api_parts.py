@@ -76,7 +76,9 @@ def test_vectors_of_more_than_16384_numbers_are_written_by_a_worker(
         return [np.zeros(count - 1, dtype=np.float32), np.zeros(1, dtype=np.float32)], usage
 
     async def read_body(*_: object) -> Any:
-        return SimpleNamespace(encoding_format="base64", model="m", model_name="m", embedding=None)
+        return SimpleNamespace(
+            model="m", model_name="m", embedding=None, encoding_format="base64", output_dtype="float"
+        )
 
     module: Any = openai_embeddings if route == "/v1/embeddings" else ollama_embeddings
     context = SimpleNamespace(arrived_at=0.0, model="m")

@@ -107,14 +107,10 @@ class Texts:
         """Return what the model can be asked for, in words."""
         return "vectors, scores and answers" if self.encoder is None else self.encoder.does
 
-    def check_generates(self) -> None:
-        """Raise InvalidRequest for a text encoder, with what it can do."""
-        if self.encoder is not None:
-            raise InvalidRequest(
-                f"a {self.encoder.model_type} is a text encoder, which generates nothing: ask it for {self.does}",
-                code="not_a_decoder",
-                param="model",
-            )
+    def not_a_decoder(self, encoder: Encoder) -> InvalidRequest:
+        """Return the error for a request that a text encoder cannot answer, with what it can do."""
+        what = f"a {encoder.model_type} is a text encoder, which generates nothing: ask it for {self.does}"
+        return InvalidRequest(what, code="not_a_decoder", param="model")
 
     def with_prompt(self, text: str, name: str | None) -> str:
         """Return the text behind the prompt of a task, None for the checkpoint's own default. Raises InvalidRequest for

@@ -188,7 +188,7 @@ class CacheChecks(Checks):
         if num_pages > most_pages or len(tokens) >= scheduler.config.context_length:
             return None
         pictures = scheduler.pools.pictures
-        if pictures is not None and (pictures.as_tokens(tokens) != tokens).any():
+        if pictures is not None and pictures.stand_for(tokens).any():
             return None
         like = self._like(tier, step.namespace, tokens)
         return None if like is None else Entry(tier, Prefix(key, step.namespace, OPERATOR, ""), like)

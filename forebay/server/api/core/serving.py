@@ -125,7 +125,6 @@ async def serve_chat(
     client wants its tools kept for `tools_ttl_s` seconds, 0 for not at all. Raises InvalidRequest, and what admission
     raises.
     """
-    server.model.texts.check_generates()
     check_answerable(body, server.model.answers)
     ignored = unread_variables(server.tokenizer, body)
     if body.verbosity is not None and "verbosity" not in server.model.answers.variables:
@@ -194,7 +193,6 @@ async def serve_completion(
 ) -> Response:
     """Tokenize, submit and answer the prompts of a completion in `dialect`, as `serve_chat` does with a chat.
     `known_as` is the id under which the client may end it."""
-    server.model.texts.check_generates()
     num_top, of_prompt = (-1 if asked is None else asked for asked in (body.logprobs, body.prompt_logprobs))
     of_prompt = max(num_top if body.echo else -1, of_prompt)
     params = RequestedParams.of(server, body, num_top=num_top, prompt_logprobs=of_prompt, cut_to_room=cut_to_room)
@@ -229,7 +227,10 @@ def _order(
     params: SamplingParams,
     num_prompts: int,
 ) -> Order:
-    """Checked against the vocabulary, and against what the engine looks at."""
+    """Return the order of a body, checked against the vocabulary and against what the engine looks at. Raises
+    InvalidRequest, for a text encoder whatever the body says."""
+    if server.model.texts.encoder is not None:
+        raise server.model.texts.not_a_decoder(server.model.texts.encoder)
     params.of_tokens().check(server.engine.info.vocab_size)
     mode, peers = server.model.mode, tuple[Rendezvous | None, ...]()
     if mode is not DisaggregationMode.NULL or context.sender.bootstrap or not body.model_fields_set.isdisjoint(FIELDS):

@@ -173,7 +173,7 @@ class ToolSearchCallItem(History):
     type: Literal["tool_search_call"]
     execution: Literal["client"] = "client"
     call_id: Label
-    arguments: dict[str, Any] | Text = Field(default_factory=dict)
+    arguments: Annotated[dict[str, Any], Field(fail_fast=True)] | Text = Field(default_factory=dict)
 
     def as_call(self) -> dict[str, Any]:
         """Return the call of a chat."""
