@@ -107,9 +107,10 @@ def test_head_that_never_answers_is_ended(folder: Path, fake_ray: FakeRay, monke
 
 @contextlib.contextmanager
 def process_of(head: Head, line: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with a head's folder among its arguments, which has begun."""
-    command = ["sh", "-c", f"{line}; echo begun; while :; do sleep 0.1; done", *words, head.folder]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    """A process with a head's folder among its arguments, which has begun. It has no children: one that has been forked
+    has its arguments, too, until it runs another program."""
+    command = ["sh", "-c", f"{line}; echo begun; while :; do read -r _; done", *words, head.folder]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"begun\n"
         try:
