@@ -5,22 +5,11 @@ from typing import Any, Final
 
 from forebay.families.fields import Fields
 from forebay.families.model_config import Family, ModelConfig
-from forebay.families.parts.query_scale import QueryScale, query_scale, without_query_scale
+from forebay.families.parts.query_scale import QueryScale, default_rope, query_scale, without_query_scale
 from forebay.families.shape import Shape
 from forebay.families.transformer import Defaults, Windows, transformer
 
-# Where a file has no rope, as transformers 5.24 has it.
-_ROPE: Final = {
-    "rope_type": "yarn",
-    "rope_theta": 1e6,
-    "factor": 16.0,
-    "original_max_position_embeddings": 16_384,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "llama_4_scaling_beta": 0.1,
-}
+_ROPE: Final = default_rope(theta=1e6, factor=16.0, length=16_384)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,24 +15,13 @@ from forebay.families.parts.latent import (
 from forebay.families.parts.latent import (
     small as small_experts,
 )
-from forebay.families.parts.query_scale import QueryScale, query_scale, without_query_scale
+from forebay.families.parts.query_scale import QueryScale, default_rope, query_scale, without_query_scale
 from forebay.families.rope import without_partial_rotary
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import TensorNames
 from forebay.families.transformer import Defaults
 
-# Where a file has no rope, as transformers 5.24 has it.
-_ROPE: Final = {
-    "rope_type": "yarn",
-    "rope_theta": 10_000.0,
-    "factor": 128.0,
-    "original_max_position_embeddings": 8192,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "llama_4_scaling_beta": 0.1,
-}
+_ROPE: Final = default_rope(theta=10_000.0, factor=128.0, length=8192)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

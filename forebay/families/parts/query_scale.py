@@ -19,6 +19,22 @@ class QueryScale(NamedTuple):
     length: int
 
 
+def default_rope(*, theta: float, factor: float, length: int) -> dict[str, Any]:
+    """Return the rope of a file that has none, as transformers 5.24 has it for Mistral's models: YaRN from `length`
+    trained positions by `factor`, and a scale of queries."""
+    return {
+        "rope_type": "yarn",
+        "rope_theta": theta,
+        "factor": factor,
+        _LENGTH: length,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        _BETA: 0.1,
+    }
+
+
 def without_query_scale(fields: Fields, default: Mapping[str, Any]) -> tuple[Fields, float]:
     """Return the fields with the rope's parameters alone, which are `default` if the file has none, and beta, which
     stands among them."""
