@@ -16,7 +16,7 @@ from forebay.memory.pictures import COUNTERS as OF_PICTURES
 from forebay.memory.radix_node import MOVERS
 from forebay.requests.updates import FinishReason
 
-OF_SCHEDULER: Final = (
+OF_REQUESTS: Final = (
     Counter("requests"),
     Counter("prompt_tokens"),
     Counter("cached_tokens"),
@@ -32,13 +32,18 @@ OF_SCHEDULER: Final = (
     Counter("retractions_kept", "Retractions whose KV and state were kept on the host"),
     Counter("displaced", "Times that a running choice gave its pages up to another tenant"),
     Counter("steps"),
+    *(Counter(f"misses.{reason}") for reason in MissReason),
+    *(Counter(f"finished.{reason}") for reason in FinishReason),
+)
+
+OF_FAILURES: Final = (
     Counter("failed_steps"),
     Counter("recoveries", "Times that the engine started over after failed steps"),
     Counter("books_cleared", "Recoveries that freed all memory"),
     Counter("leaked_pages", "Pages that nobody owned and that were set aside"),
-    *(Counter(f"misses.{reason}") for reason in MissReason),
-    *(Counter(f"finished.{reason}") for reason in FinishReason),
 )
+
+OF_SCHEDULER: Final = (*OF_REQUESTS, *OF_FAILURES)
 
 OF_TIERS: Final = (
     Counter("tier_stored_tokens", "Tokens that the prefix cache copied to its tiers behind the device"),

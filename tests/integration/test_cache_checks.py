@@ -143,6 +143,26 @@ def test_check_of_files_reads_them_and_finds_them_equal(tmp_path: Path) -> None:
         close(engine.core)
 
 
+@pytest.mark.parametrize("at", ["launch", "plan"])
+def test_c30_check_whose_step_fails_is_counted_and_the_counts_of_clients_are_not(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of("llama")
+    (first,) = engine.run([PROMPT], PARAMS)
+    before = {name: engine.count(name) for name in CLIENTS}
+    begin(engine)
+    with monkeypatch.context() as patch:
+        broken = engine.core._runner if at == "launch" else engine.core.scheduler
+        patch.setattr(broken, at, lambda *_: 1 // 0)
+        engine.core.step()
+    while engine.core.checks.busy:
+        engine.core.step() if engine.core.checks.computing else engine.core.checks.turn(engine.core._clock())
+    assert engine.count("failed_steps" if at == "launch" else "recoveries") == 1
+    assert {name: engine.count(name) for name in CLIENTS} == before
+    (again,) = engine.run([PROMPT + first.token_ids], PARAMS)
+    assert again.cached_tokens >= 48
+
+
 @pytest.fixture(params=[0, 1])
 def running(request: pytest.FixtureRequest) -> Iterator[Engine]:
     engine = engine_of("falcon_h1", overlap_depth=request.param)

@@ -154,6 +154,13 @@ TIERS = (
         _CHECKED + "test_c19_check_every_model_type_finds_the_bits_that_are_cached[llama]",
     ),
     Mutant(
+        "C30 a step that fails in a check is counted",
+        _CHECKS,
+        "{each.name: scheduler.counters[each.name] for each in OF_REQUESTS}",
+        "dict(scheduler.counters)",
+        _CHECKED + "test_c30_check_whose_step_fails_is_counted_and_the_counts_of_clients_are_not[launch]",
+    ),
+    Mutant(
         "C20 only a prefix that a file had once is evicted from a file",
         _TIERS,
         "any(self._evicted(req, tier) for tier in self.all if tier.durable)",

@@ -22,6 +22,7 @@ from forebay.requests.account import Account
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Update
+from forebay.scheduler.counters import OF_REQUESTS
 from forebay.scheduler.memory.tiers import namespace_in
 from forebay.scheduler.scheduler import NO_LIMIT, Scheduler
 
@@ -136,7 +137,7 @@ class CacheChecks(Checks):
         self._rng = rng or Random()
         self._entry: Entry | None = None  # while it is computed
         self._comparison: Comparison | None = None
-        self._counted: dict[str, float] = {}  # before the check
+        self._counted: dict[str, float] = {}  # of requests, before the check
         self._s_per_token: float | None = None
         self._counters = scheduler.memory.tiers.counters
         self._now = now
@@ -219,11 +220,11 @@ class CacheChecks(Checks):
     # -- computing ----------------------------------------------------------------------------------------------------
 
     def _begin(self, entry: Entry, now: float) -> None:
-        """Compute the tokens of an entry again. The request has a tenant of its own and changes no count, so that no
-        client and no metric sees it."""
+        """Compute the tokens of an entry again. The request has a tenant of its own and changes no count of requests:
+        no client and no metric sees it. Failures of steps are counted."""
         scheduler = self._scheduler
         scheduler.queues.accounts[CHECK] = Account(CHECK)
-        self._entry, self._counted = entry, dict(scheduler.counters)
+        self._entry, self._counted = entry, {each.name: scheduler.counters[each.name] for each in OF_REQUESTS}
         tokens = np.frombuffer(entry.prefix.key, dtype=np.int32)
         scheduler.chunk_limit = self._most_tokens()
         try:
