@@ -6,12 +6,13 @@ import pytest
 
 from forebay.families.model_config import config_of
 from forebay.models import needs_of
-from tests.cli import public_dense, public_experts, public_norms, public_outer
+from tests.cli import public_decoders, public_dense, public_experts, public_norms, public_outer
 from tests.cli.public_configs import LLAMA_3_8B, QWEN3_30B_A3B
 
 PUBLISHED = {
     "meta-llama/Meta-Llama-3-8B": (LLAMA_3_8B, 8.03),
     "Qwen/Qwen3-30B-A3B": (QWEN3_30B_A3B, 30.53),
+    **public_decoders.PUBLISHED,
     **public_dense.PUBLISHED,
     **public_experts.PUBLISHED,
     **public_norms.PUBLISHED,

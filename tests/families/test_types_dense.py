@@ -36,6 +36,7 @@ NAMES: dict[str, dict[str, str]] = {
     "granitemoe_swa": {**GRANITE_MOE, "shared_intermediate_size": "shared_intermediate_size"},
     "gemma": {},
     "glm": {},
+    "exaone": {"mlp_bias": "mlp_bias"},
     "exaone4": {},
     "exaone_moe": {
         "experts.num_experts": "num_experts",
@@ -114,6 +115,13 @@ def test_exaone_moe_reads_published_names_and_those_of_transformers(read):
     assert EXAONE_MOE.names.here("mtp.layers.0.mlp.gate.weight", 8) == ""
 
 
+def test_exaone_reads_published_fields_and_those_of_transformers(read):
+    theirs = {"num_layers": 5, "layer_norm_epsilon": 0.25, "activation_function": "silu", "embed_dropout": 0.1}
+    published = read("exaone", num_hidden_layers=None, auto_map={"AutoConfig": "x.C"}, **theirs)
+    assert published == read("exaone", num_hidden_layers=5, rms_norm_eps=0.25, hidden_act="silu")
+    assert published.unknown_options == ()
+
+
 @pytest.mark.parametrize("model_type", ["hunyuan_v1_dense", "hunyuan_v1_moe"])
 @pytest.mark.parametrize("where", ["rope_scaling", "rope_parameters"])
 def test_hunyuan_stretches_the_rope_s_base_by_alpha(where, model_type, read):
@@ -172,6 +180,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ("gemma", {"hidden_act": "silu"}, "hidden_act"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("glm", {"partial_rotary_factor": 0}, "partial_rotary_factor"),
+        ("exaone", {"activation_function": "gelu"}, "hidden_act"),
         ("exaone4", {"sliding_window": None, "layer_types": [SLIDING] * 8}, "layer_types"),
         ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern"),
         ("exaone4", {"sliding_window_pattern": 0}, "sliding_window_pattern"),

@@ -116,6 +116,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granitemoeshared": ("granitemoeshared", {**_GRANITE_MOE, "shared_intermediate_size": 40}),
     "granitemoeshared-without": ("granitemoeshared", {**_GRANITE_MOE, "shared_intermediate_size": 0}),
+    "exaone": ("exaone", {"rope_parameters": _LLAMA3}),
+    "exaone-biases-tied": ("exaone", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "exaone4": ("exaone4", {"layer_types": [SLIDING, FULL, SLIDING], "sliding_window": 6, "rope_parameters": _LLAMA3}),
     "exaone4-pattern": ("exaone4", {"num_hidden_layers": 4, "sliding_window": 5, "sliding_window_pattern": 2}),
     "exaone4-no-window-tied": (

@@ -124,6 +124,7 @@ CONVERSIONS = {
     "granite-biases-tied-scaled": Conversion(ARCH.GRANITE, granite4, interleaved=True),
     "granitemoe": Conversion(ARCH.GRANITE_MOE, granite_moe, interleaved=True),
     "granitemoeshared": Conversion(ARCH.GRANITE_MOE, granite_moe, interleaved=True),
+    "exaone": Conversion(ARCH.EXAONE, nothing),
     "exaone4": Conversion(ARCH.EXAONE4, window),
     "exaone4-no-window-tied": Conversion(ARCH.EXAONE4, window),
     "exaone_moe": Conversion(ARCH.EXAONE_MOE, exaone_moe),

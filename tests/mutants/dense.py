@@ -165,4 +165,11 @@ DENSE: Final[tuple[Mutant, ...]] = (
         "scale=config.head_dim**-0.5",
         _PREFILL + "[torch-muse_glimmer_text]",
     ),
+    Mutant(
+        "C28 EXAONE 3's published files call an MLP's gate c_fc_0",
+        "families/exaone/config.py",
+        '(r"\\.mlp\\.c_fc_0\\.", ".mlp.gate_proj."),\n        (r"\\.mlp\\.c_fc_1\\.", ".mlp.up_proj."),',
+        '(r"\\.mlp\\.c_fc_1\\.", ".mlp.gate_proj."),\n        (r"\\.mlp\\.c_fc_0\\.", ".mlp.up_proj."),',
+        _PREFILL + "[torch-exaone]",
+    ),
 )

@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+from typing import Final
+
+from forebay.families.architecture import PRE_NORM, Architecture
+
+ARCHITECTURES: Final = {"exaone": Architecture(block_names=PRE_NORM)}
