@@ -8,7 +8,7 @@ import shlex
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,15 +23,15 @@ from forebay.config.server_args import BY_NAME
 from forebay.verify.asking import Difference
 from forebay.verify.circumstances import Circumstance
 from forebay.verify.run import TIERS, Outcome, Verification
-from forebay.verify.verdict import COLUMNS, STYLES, Verdict, table_lines
+from forebay.verify.verdict import COLUMNS, STYLES, Verdict, exit_code, table_lines
 
 
 def _parser() -> Parser:
     summary = (
         "Ask a model the same things alone and in all that an engine does around a request (load, chunks, cached, "
         "evicted and retracted memory, drafts, sleep, prefill and decode apart), and compare token by token. Exit "
-        "code 1 if an answer differs, a request fails, or a circumstance did not come about for each way of choosing "
-        "tokens."
+        "code 1 if an answer differs or a request fails, 2 if fewer circumstances were shown than --at-least: a "
+        "circumstance is shown if it came about for each way of choosing tokens."
     )
     examples = ["", "./my-model --quantization int8", "--only cache --requests 64"]
     parser = Parser("verify", summary, "[MODEL] [options]", examples)
@@ -40,6 +40,13 @@ def _parser() -> Parser:
     parser.option("--max-tokens", "-n", type=whole(8, 4096), default=32, metavar="N", help="tokens of each answer")
     parser.option("--seed", type=whole(0), default=0, metavar="N", help="of the prompts and the draws")
     parser.option("--only", metavar="WORD", help="circumstances with this word in their names")
+    parser.option(
+        "--at-least",
+        type=whole(0),
+        metavar="N",
+        help="circumstances that must be shown",
+        default_text="all that this model and machine take, and one",
+    )
     parser.option("--report", metavar="FILE", help="write what was found there, in Markdown")
     parser.option("--json", action="store_true", help="for programs")
     parser.engine_flags(server=False, model_is_positional=True)
@@ -47,29 +54,44 @@ def _parser() -> Parser:
 
 
 def run(words: Sequence[str]) -> int:
-    """Print the outcome of each circumstance; return 1 unless all answers are the same."""
+    """Print the outcome of each circumstance. Return 1 if an answer differs or a request fails, and 2 if fewer
+    circumstances were shown than `--at-least`."""
     parsed = _parser().parse(words)
     tiers = {"enable_hisparse": True} if any(name.startswith(TIERS) for name in parsed.values) else {}
     parsed.resolve(log_level="error", **tiers)  # fetches the model, and refuses what cannot be
     setup_logging("error", process="client")
     own = parsed.own
     verification = Verification(parsed.values, num=own.requests, max_tokens=own.max_tokens, seed=own.seed)
-    for name in parsed.flags:
-        if name in verification.varied:
-            raise ConfigError(f"{BY_NAME[name].option} is among what is varied here: leave it out")
+    _check_varied(parsed.flags, verification)
     chosen = _chosen(verification, own.only or "")
     if own.report:
-        try:  # before minutes are spent
-            Path(own.report).touch()
-        except OSError as error:
-            raise ConfigError(f"--report {own.report} cannot be written: {error.strerror}") from error
+        _check_writable(own.report)
     console = Console(quiet=own.json, highlight=False, markup=False, soft_wrap=True)
     outcomes = asyncio.run(_verify(verification, chosen, console))
     if own.json:
         print(json.dumps([asdict(outcome) for outcome in outcomes], indent=2))
     if own.report:
         Path(own.report).write_text(_markdown(outcomes, verification, shlex.join(["forebay", "verify", *words])))
-    return int(any(outcome.verdict not in (Verdict.SAME, Verdict.LEFT_OUT) for outcome in outcomes))
+    return exit_code(outcomes, _all_taken(outcomes) if own.at_least is None else own.at_least)
+
+
+def _check_varied(flags: Iterable[str], verification: Verification) -> None:
+    for name in flags:
+        if name in verification.varied:
+            raise ConfigError(f"{BY_NAME[name].option} is among what is varied here: leave it out")
+
+
+def _check_writable(report: str) -> None:
+    """Raise ConfigError if the report cannot be written, before minutes are spent."""
+    try:
+        Path(report).touch()
+    except OSError as error:
+        raise ConfigError(f"--report {report} cannot be written: {error.strerror}") from error
+
+
+def _all_taken(outcomes: Sequence[Outcome]) -> int:
+    """Return the number of circumstances that the model and the machine take, and 1 if they take none."""
+    return max(1, sum(outcome.verdict is not Verdict.LEFT_OUT for outcome in outcomes))
 
 
 def _chosen(verification: Verification, word: str) -> list[Circumstance]:

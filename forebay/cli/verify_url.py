@@ -21,10 +21,8 @@ from forebay.verify.remote.questions import make_questions, read_questions
 from forebay.verify.remote.report import as_html, as_json, asked_text, left_out_lines, outcome_lines, summary_text
 from forebay.verify.remote.run import Comparison, Outcome
 from forebay.verify.remote.server import Server
-from forebay.verify.verdict import COLUMNS, STYLES, Verdict
+from forebay.verify.verdict import COLUMNS, STYLES, exit_code
 
-EXIT_DIFFERENT: Final = 1  # or a request failed
-EXIT_TOO_FEW: Final = 2  # circumstances were shown
 _BUDGET: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
 _SECONDS: Final = {None: 1, "s": 1, "m": 60, "h": 3600}
 
@@ -64,14 +62,6 @@ def run(words: Sequence[str]) -> int:
     if page is not None:
         page.write_text(as_html(comparison, outcomes, command), "utf-8")
     return exit_code(outcomes, own.at_least)
-
-
-def exit_code(outcomes: Sequence[Outcome], at_least: int) -> int:
-    """Return the exit code; a difference counts before too few circumstances."""
-    if any(outcome.verdict in (Verdict.DIFFERENT, Verdict.FAILED) for outcome in outcomes):
-        return EXIT_DIFFERENT
-    shown = sum(outcome.verdict is Verdict.SAME for outcome in outcomes)
-    return EXIT_TOO_FEW if shown < at_least else 0
 
 
 def _budget_s(text: str) -> float:

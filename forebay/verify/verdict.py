@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 from forebay.base.errors import ForebayError
 
@@ -28,6 +28,9 @@ STYLES: Final = {
 }
 
 
+EXIT_DIFFERENT: Final = 1  # or a request failed
+EXIT_TOO_FEW: Final = 2  # circumstances were shown
+
 COLUMNS: Final = 80
 _VERDICT, _NAME = 10, 32  # columns
 _MAX_SHOWN: Final = 3  # differences of a circumstance
@@ -42,6 +45,21 @@ def table_lines(verdict: Verdict, name: str, what: str, differences: Sequence[st
     yield from (f"{indent}{difference}" for difference in differences[:_MAX_SHOWN])
     if len(differences) > _MAX_SHOWN:
         yield f"{indent}and {len(differences) - _MAX_SHOWN} more"
+
+
+class Judged(Protocol):
+    """The outcome of one circumstance."""
+
+    @property
+    def verdict(self) -> Verdict: ...
+
+
+def exit_code(outcomes: Sequence[Judged], at_least: int) -> int:
+    """Return the exit code; a difference or a failure counts before too few circumstances."""
+    found = [outcome.verdict for outcome in outcomes]
+    if Verdict.DIFFERENT in found or Verdict.FAILED in found:
+        return EXIT_DIFFERENT
+    return EXIT_TOO_FEW if found.count(Verdict.SAME) < at_least else 0
 
 
 def first_error(failure: ForebayError | ExceptionGroup[Exception]) -> ForebayError:

@@ -7,17 +7,24 @@ _TEST = "verify/test_remote.py"
 VERIFY = (
     Mutant(
         "C19 a comparison that shows nothing is no proof",
-        "cli/verify_url.py",
-        "    return EXIT_TOO_FEW if shown < at_least else 0\n",
+        "verify/verdict.py",
+        "    return EXIT_TOO_FEW if found.count(Verdict.SAME) < at_least else 0\n",
         "    return 0\n",
         f"{_TEST}::test_budget_that_is_spent_leaves_the_rest_out_and_shows_nothing",
     ),
     Mutant(
         "C19 a failed request is no equal answer",
-        "cli/verify_url.py",
-        "(Verdict.DIFFERENT, Verdict.FAILED)",
-        "(Verdict.DIFFERENT,)",
+        "verify/verdict.py",
+        "if Verdict.DIFFERENT in found or Verdict.FAILED in found:",
+        "if Verdict.DIFFERENT in found:",
         f"{_TEST}::test_failure_in_a_circumstance_is_its_outcome_and_the_others_are_asked",
+    ),
+    Mutant(
+        "C28 circumstances that could not be set up are no proof",
+        "cli/verify_engine.py",
+        "    return max(1, sum(outcome.verdict is not Verdict.LEFT_OUT for outcome in outcomes))\n",
+        "    return sum(outcome.verdict is not Verdict.LEFT_OUT for outcome in outcomes)\n",
+        "verify/test_verify.py::test_verify_that_shows_too_little_exits_with_2",
     ),
     Mutant(
         "C19 answers from the prefix cache count as shown only if tokens were cached",

@@ -16,14 +16,13 @@ import pytest
 
 from forebay.base.errors import ConfigError, EngineError, ForebayError, Unauthorized, Unavailable
 from forebay.cli.commands import run as forebay
-from forebay.cli.verify_url import exit_code
 from forebay.verify.remote.circumstances import Group
 from forebay.verify.remote.questions import make_questions, read_questions, sibling
 from forebay.verify.remote.replies import Reply, first_difference
 from forebay.verify.remote.report import as_html, as_json
 from forebay.verify.remote.run import Comparison, Outcome, verdict_text
 from forebay.verify.remote.server import RateLimited, Refused, Server
-from forebay.verify.verdict import Verdict
+from forebay.verify.verdict import Verdict, exit_code
 from tests.deadlines import HANGS_S
 from tests.verify.fake_server import FakeServer
 

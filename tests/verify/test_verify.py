@@ -340,22 +340,45 @@ async def test_verify_retracted_comes_about_for_each_way_of_choosing_tokens(embe
     assert outcome.verdict is Verdict.SAME, outcome
 
 
-@pytest.mark.parametrize(
-    ("verdict", "code"),
-    [(Verdict.SAME, 0), (Verdict.LEFT_OUT, 0), (Verdict.DIFFERENT, 1), (Verdict.FAILED, 1), (Verdict.NOT_SHOWN, 1)],
-)
-def test_verify_exit_code_is_1_unless_every_circumstance_was_shown_or_left_out(
-    verdict: Verdict, code: int, embedded_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def exit_of(words: list[str], in_chunks: Verdict, others: Verdict, model: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the exit code if these are the outcomes of prompts in chunks and of all other circumstances."""
+
     async def ask_alone(self: Verification) -> None:
         pass
 
     async def outcome(self: Verification, circumstance: Circumstance) -> Outcome:
-        return Outcome(circumstance.name, verdict if "chunks" in circumstance.name else Verdict.SAME, "")
+        return Outcome(circumstance.name, in_chunks if "chunks" in circumstance.name else others, "")
 
     monkeypatch.setattr(Verification, "ask_alone", ask_alone)
     monkeypatch.setattr(Verification, "outcome", outcome)
-    assert main(["verify", str(embedded_model), "--json"]) == code
+    return main(["verify", str(model), "--json", *words])
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"),
+    [(Verdict.SAME, 0), (Verdict.LEFT_OUT, 0), (Verdict.DIFFERENT, 1), (Verdict.FAILED, 1), (Verdict.NOT_SHOWN, 2)],
+)
+def test_verify_exit_code_is_0_only_if_every_circumstance_was_shown_or_left_out(
+    verdict: Verdict, code: int, embedded_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert exit_of([], verdict, Verdict.SAME, embedded_model, monkeypatch) == code
+
+
+@pytest.mark.parametrize(
+    ("words", "others", "code"),
+    [
+        ([], Verdict.LEFT_OUT, 2),
+        ([], Verdict.NOT_SHOWN, 2),
+        (["--at-least=0"], Verdict.LEFT_OUT, 0),
+        (["--at-least=1"], Verdict.SAME, 0),
+        (["--at-least=100"], Verdict.SAME, 2),
+        (["--at-least=100"], Verdict.FAILED, 1),
+    ],
+)
+def test_verify_that_shows_too_little_exits_with_2(
+    words: list[str], others: Verdict, code: int, embedded_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert exit_of(words, Verdict.LEFT_OUT, others, embedded_model, monkeypatch) == code
 
 
 @pytest.mark.slow
