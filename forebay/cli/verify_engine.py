@@ -40,6 +40,7 @@ def _parser() -> Parser:
     parser.option("--max-tokens", "-n", type=whole(8, 4096), default=32, metavar="N", help="tokens of each answer")
     parser.option("--seed", type=whole(0), default=0, metavar="N", help="of the prompts and the draws")
     parser.option("--only", metavar="WORD", help="circumstances with this word in their names")
+    parser.option("--settings", metavar="NAMES", help="of the circumstance --only names, with these settings alone")
     parser.option(
         "--at-least",
         type=whole(0),
@@ -63,15 +64,15 @@ def run(words: Sequence[str]) -> int:
     own = parsed.own
     verification = Verification(parsed.values, num=own.requests, max_tokens=own.max_tokens, seed=own.seed)
     _check_varied(parsed.flags, verification)
-    chosen = _chosen(verification, own.only or "")
+    chosen = _chosen(verification, own.only or "", own.settings)
     if own.report:
         _check_writable(own.report)
     console = Console(quiet=own.json, highlight=False, markup=False, soft_wrap=True)
-    outcomes = asyncio.run(_verify(verification, chosen, console))
+    outcomes = asyncio.run(_verify(verification, chosen, console, words))
     if own.json:
         print(json.dumps([asdict(outcome) for outcome in outcomes], indent=2))
     if own.report:
-        Path(own.report).write_text(_markdown(outcomes, verification, shlex.join(["forebay", "verify", *words])))
+        Path(own.report).write_text(_markdown(outcomes, verification, words))
     return exit_code(outcomes, _all_taken(outcomes) if own.at_least is None else own.at_least)
 
 
@@ -94,8 +95,11 @@ def _all_taken(outcomes: Sequence[Outcome]) -> int:
     return max(1, sum(outcome.verdict is not Verdict.LEFT_OUT for outcome in outcomes))
 
 
-def _chosen(verification: Verification, word: str) -> list[Circumstance]:
-    """Return the circumstances with a word in their names. Raises ConfigError if there are none."""
+def _chosen(verification: Verification, word: str, settings: str | None) -> list[Circumstance]:
+    """Return the circumstances with a word in their names; with `settings` the one of that name, with these of its
+    settings alone. Raises ConfigError if there are none."""
+    if settings is not None:
+        return [_with_settings(verification, word, settings)]
     chosen = [one for one in verification.circumstances if word.lower() in one.name.lower()]
     if not chosen:
         known = ", ".join(one.name for one in verification.circumstances)
@@ -103,7 +107,21 @@ def _chosen(verification: Verification, word: str) -> list[Circumstance]:
     return chosen
 
 
-async def _verify(verification: Verification, chosen: Sequence[Circumstance], console: Console) -> list[Outcome]:
+def _with_settings(verification: Verification, name: str, settings: str) -> Circumstance:
+    found = next((one for one in verification.circumstances if one.name == name), None)
+    if found is None:
+        known = ", ".join(one.name for one in verification.circumstances)
+        raise ConfigError(f"--settings is for one circumstance: give its whole name with --only, one of: {known}")
+    names = {part.strip() for part in settings.split(",") if part.strip()}
+    if unknown := sorted(names - found.settings.keys()):
+        known = ", ".join(found.settings) or "none"
+        raise ConfigError(f"--settings {', '.join(unknown)}: the settings of {name!r} are {known}")
+    return found.with_settings(names)
+
+
+async def _verify(
+    verification: Verification, chosen: Sequence[Circumstance], console: Console, words: Sequence[str]
+) -> list[Outcome]:
     """Report each circumstance as it ends, and all of them at the end."""
     began = time.monotonic()
     console.print(f"{_asked(verification)}\n")
@@ -114,7 +132,7 @@ async def _verify(verification: Verification, chosen: Sequence[Circumstance], co
             status.update(circumstance.name)
             outcome = await verification.outcome(circumstance)
             outcomes.append(outcome)
-            console.print("\n".join(_lines(outcome, verification)), style=STYLES.get(outcome.verdict))
+            console.print("\n".join(_lines(outcome, verification, words)), style=STYLES.get(outcome.verdict))
     verdict = f"{summary_of(outcomes)} ({time.monotonic() - began:.0f} s)"
     console.print(f"\n{textwrap.fill(verdict, COLUMNS - 1)}")
     return outcomes
@@ -128,9 +146,22 @@ def _asked(verification: Verification) -> str:
     )
 
 
-def _lines(outcome: Outcome, verification: Verification) -> Iterator[str]:
+def _lines(outcome: Outcome, verification: Verification, words: Sequence[str]) -> Iterator[str]:
     differences = [_difference_text(difference, verification) for difference in outcome.findings.differences]
-    return table_lines(outcome.verdict, outcome.name, outcome.what, differences)
+    yield from table_lines(outcome.verdict, outcome.name, outcome.what, differences)
+    yield from blame_lines(outcome, words)
+
+
+def blame_lines(outcome: Outcome, words: Sequence[str]) -> Iterator[str]:
+    """Yield the settings that are enough for a difference, and the command that repeats it; `words` are those given."""
+    found = outcome.blame
+    if found is None:
+        return
+    names = ", ".join(found.settings) or "none: other requests are enough"
+    size = "smallest settings" if found.is_smallest else "settings"
+    yield f"{size} with which answers differ ({found.num_runs} runs): {names}"
+    repeated = [f"--only={outcome.name}", f"--settings={','.join(found.settings)}"]
+    yield f"again: {shlex.join(['forebay', 'verify', *words, *repeated])}"
 
 
 def _difference_text(difference: Difference, verification: Verification) -> str:
@@ -158,8 +189,8 @@ def summary_of(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def _markdown(outcomes: Sequence[Outcome], verification: Verification, command: str) -> str:
-    config = verification.config
+def _markdown(outcomes: Sequence[Outcome], verification: Verification, words: Sequence[str]) -> str:
+    config, command = verification.config, shlex.join(["forebay", "verify", *words])
     rows = [
         f"| {outcome.verdict} | {outcome.name} | {outcome.what.replace('|', '/')} | {outcome.findings.num_answers} | "
         f"{outcome.findings.num_tokens} | {outcome.seconds:.1f} |"
@@ -170,6 +201,7 @@ def _markdown(outcomes: Sequence[Outcome], verification: Verification, command: 
         for outcome in outcomes
         for one in outcome.findings.differences
     ]
+    blamed = [f"- {outcome.name}: {line}" for outcome in outcomes for line in blame_lines(outcome, words)]
     return "\n".join(
         [
             f"# {config.served_model_name}: do the same requests get the same tokens?",
@@ -185,5 +217,6 @@ def _markdown(outcomes: Sequence[Outcome], verification: Verification, command: 
             *rows,
             "",
             *differences,
+            *blamed,
         ]
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from forebay.base.units import ceil_div, human_bytes
@@ -22,6 +22,7 @@ from forebay.verify.asking import Answer, Engines
 from forebay.verify.questions import Question
 
 Flags = Mapping[str, Value]
+Settings = Mapping[str, Flags]  # by name
 Play = Callable[[Engines], Awaitable[None]]
 Shown = Callable[[Engines, Counter[str]], str]
 Touched = Callable[[Engines, Question, Answer], bool]
@@ -40,6 +41,9 @@ ALONE: Final[Flags] = {
     "log_level": "error",
     "ledger": "raise",
 }
+_GRAPHS: Final[Settings] = {"graphs": {"disable_cuda_graph": False}}
+_CACHE: Final[Settings] = {"prefix cache": {"disable_radix_cache": False}}
+_AHEAD: Final[Settings] = {"steps ahead": {"overlap_depth": 1}}
 # Drafts of the host, which is given the known answers with wrong tokens planted.
 PLANTED: Final[Flags] = {"speculative_algorithm": SpeculativeAlgorithm.NGRAM.value}
 _SPARE_PAGES: Final = 4
@@ -50,18 +54,28 @@ _CHUNK_PAGES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Circumstance:
-    """`flags` are those of the engine, or `prefill_flags` of a second one before it. `play` asks the questions. `shown`
-    returns from the engines' counters how far it came about, in words; "" if it did not. `touched` returns whether it
-    came about for one answer. Until that is so for each way of choosing tokens, the questions are asked again, in
-    another order. With `adapted` each question is asked of an adapter, too."""
+    """`settings` by name are flags of the engine, the later ones before the earlier ones; `prefill_flags` are those of
+    a second engine before it. `play` asks the questions. `shown` returns from the engines' counters how far it came
+    about, in words; "" if it did not. `touched` returns whether it came about for one answer. Until that is so for each
+    way of choosing tokens, the questions are asked again, in another order. With `adapted` each question is asked of an
+    adapter, too."""
 
     name: str
-    flags: Flags
+    settings: Settings
     play: Play
     shown: Shown
     touched: Touched
     prefill_flags: Flags = field(default_factory=dict)
     adapted: bool = False
+
+    @property
+    def flags(self) -> Flags:
+        """Return the flags of all settings."""
+        return {name: value for flags in self.settings.values() for name, value in flags.items()}
+
+    def with_settings(self, names: Collection[str]) -> Circumstance:
+        """Return the same with these of its settings alone."""
+        return replace(self, settings={name: flags for name, flags in self.settings.items() if name in names})
 
 
 class Room:
@@ -83,58 +97,71 @@ class Room:
 
 def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags) -> list[Circumstance]:
     """Return those without adapters. `speculative` and `tiers` are settings; no `tiers` where HiSparse is refused."""
-    cached: Flags = {"disable_radix_cache": False}
-    replayed: Flags = {"disable_cuda_graph": False}
-    small: Flags = {"max_total_tokens": room.tight}
-    tight: Flags = {**small, "schedule_conservativeness": 0.0}
-    pressed: Flags = {**tight, "max_total_tokens": room.pressed}
-    chunks: Flags = dict.fromkeys(("chunked_prefill_size", "mixed_chunk_size"), room.chunk)
-    overlapped: Flags = {"overlap_depth": 1}
+    small: Settings = {"little memory": {"max_total_tokens": room.tight}}
+    tight, pressed, chunks = _tight(room), _pressed_for(room), _chunks(room)
+    one_token: Settings = {"page size": {"page_size": 1}}
+    to_host: Settings = {"host copies": {"retraction_host_bytes": _HOST_BYTES}}
+    drafts: Settings = {"drafts": speculative}
     found = [
         Circumstance("one by one again, backwards", {}, _backwards, lambda engines, count: "each alone", _answered),
-        Circumstance("all at once, from graphs", replayed, _at_once, _concurrency, _was_concurrent),
-        Circumstance("coming and going", replayed, _coming, _concurrency, _was_concurrent),
-        Circumstance("prompts in chunks", {**replayed, **chunks}, _coming, _in_chunks, _cut),
-        Circumstance("steps planned ahead", {**replayed, **overlapped}, _coming, _concurrency, _was_concurrent),
-        Circumstance("pages of one token", {"page_size": 1}, _coming, _concurrency, _was_concurrent),
-        Circumstance("from the prefix cache", {**replayed, **cached}, _twice, _from_cache, _hit),
-        Circumstance("evicted and asked again", {**cached, **small}, _twice, _evicted, _missed_as_evicted),
-        Circumstance("retracted", {**pressed, **replayed}, _pressed, _retracted, _computed_again),
-        Circumstance(
-            "retracted to the host", {**pressed, "retraction_host_bytes": _HOST_BYTES}, _pressed, _kept, _copied_back
-        ),
-        *_with_drafts(speculative, replayed),
-        Circumstance("others give up", {**cached, **overlapped}, _giving_up, _given_up, _went_on),
-        Circumstance("asleep in the middle", cached, _asleep, _released, _interrupted),
+        Circumstance("all at once, from graphs", _GRAPHS, _at_once, _concurrency, _was_concurrent),
+        Circumstance("coming and going", _GRAPHS, _coming, _concurrency, _was_concurrent),
+        Circumstance("prompts in chunks", {**_GRAPHS, **chunks}, _coming, _in_chunks, _cut),
+        Circumstance("steps planned ahead", {**_GRAPHS, **_AHEAD}, _coming, _concurrency, _was_concurrent),
+        Circumstance("pages of one token", one_token, _coming, _concurrency, _was_concurrent),
+        Circumstance("from the prefix cache", {**_GRAPHS, **_CACHE}, _twice, _from_cache, _hit),
+        Circumstance("evicted and asked again", {**_CACHE, **small}, _twice, _evicted, _missed_as_evicted),
+        Circumstance("retracted", {**pressed, **_GRAPHS}, _pressed, _retracted, _computed_again),
+        Circumstance("retracted to the host", {**pressed, **to_host}, _pressed, _kept, _copied_back),
+        *_with_drafts(speculative),
+        Circumstance("others give up", {**_CACHE, **_AHEAD}, _giving_up, _given_up, _went_on),
+        Circumstance("asleep in the middle", _CACHE, _asleep, _released, _interrupted),
         *(_apart(backend) for backend in (TransferBackend.SHM, TransferBackend.TCP)),
         Circumstance(
             "all of it, planned ahead",
-            {**tight, **cached, **replayed, **chunks, **overlapped},
+            {**tight, **_CACHE, **_GRAPHS, **chunks, **_AHEAD},
             _all,
             _much,
             _was_concurrent,
         ),
         Circumstance(
             "all of it, speculative",
-            {**tight, **cached, **replayed, **chunks, **speculative},
+            {**tight, **_CACHE, **_GRAPHS, **chunks, **drafts},
             _all,
             _much,
             _drafted(speculative),
         ),
     ]
-    found += _in_tiers(tiers, {**replayed, **cached}, {**tight, **chunks, **speculative}) if tiers else []
+    if tiers:
+        found += _in_tiers({"two tiers": tiers}, {**tight, **chunks, **drafts}, _drafted(speculative))
     if num_threads > 1:
-        found.insert(2, Circumstance("one thread", {"num_threads": 1}, _at_once, _concurrency, _was_concurrent))
+        found.insert(
+            2, Circumstance("one thread", {"threads": {"num_threads": 1}}, _at_once, _concurrency, _was_concurrent)
+        )
     return found
 
 
-def _with_drafts(speculative: Flags, replayed: Flags) -> list[Circumstance]:
+def _chunks(room: Room) -> Settings:
+    return {"chunks": dict.fromkeys(("chunked_prefill_size", "mixed_chunk_size"), room.chunk)}
+
+
+def _tight(room: Room) -> Settings:
+    return {"little memory": {"max_total_tokens": room.tight, "schedule_conservativeness": 0.0}}
+
+
+def _pressed_for(room: Room) -> Settings:
+    return {"little memory": {"max_total_tokens": room.pressed, "schedule_conservativeness": 0.0}}
+
+
+def _with_drafts(speculative: Flags) -> list[Circumstance]:
     """Return the circumstance with planted drafts, and that with those of a proposer on the device, if any."""
     planted = speculative if _are_planted(speculative) else PLANTED
-    found = [Circumstance("speculative decoding", {**replayed, **planted}, _twice, _rejections, _partly_accepted)]
+    found = [
+        Circumstance("speculative decoding", {**_GRAPHS, "drafts": planted}, _twice, _rejections, _partly_accepted)
+    ]
     if planted is not speculative:
         name = f"drafts by {speculative['speculative_algorithm']}"
-        found.append(Circumstance(name, {**replayed, **speculative}, _twice, _acceptance, _answered))
+        found.append(Circumstance(name, {**_GRAPHS, "drafts": speculative}, _twice, _acceptance, _answered))
     return found
 
 
@@ -144,12 +171,12 @@ def _apart(backend: TransferBackend) -> Circumstance:
         {"disaggregation_mode": mode, "disaggregation_transfer_backend": backend, "disaggregation_bootstrap_port": 0}
         for mode in (DisaggregationMode.DECODE, DisaggregationMode.PREFILL)
     ]
-    return Circumstance(name, sides[0], _coming, _transferred, _answered, prefill_flags=sides[1])
+    return Circumstance(name, {"roles": sides[0]}, _coming, _transferred, _answered, prefill_flags=sides[1])
 
 
-def _in_tiers(tiers: Flags, some: Flags, others: Flags) -> list[Circumstance]:
-    everything: Flags = {**some, **others, **tiers}
-    drafted = _drafted(others)
+def _in_tiers(tiers: Settings, others: Settings, drafted: Touched) -> list[Circumstance]:
+    some: Settings = {**_GRAPHS, **_CACHE}
+    everything: Settings = {**some, **others, **tiers}
     return [
         Circumstance("KV in two tiers", {**some, **tiers}, _twice, _from_tiers, _was_concurrent),
         Circumstance("all of it, KV in two tiers", everything, _all, _from_tiers, drafted),
@@ -167,25 +194,23 @@ def _drafted(flags: Flags) -> Touched:
 
 def with_adapters(room: Room, speculative: Flags) -> list[Circumstance]:
     """Return the circumstances with adapters, in `room` for each question with one and without."""
-    cached: Flags = {"disable_radix_cache": False}
-    replayed: Flags = {"disable_cuda_graph": False}
-    chunks: Flags = dict.fromkeys(("chunked_prefill_size", "mixed_chunk_size"), room.chunk)
-    tight: Flags = {"max_total_tokens": room.tight, "schedule_conservativeness": 0.0}
-    pressed: Flags = {**tight, "max_total_tokens": room.pressed}
+    chunks = _chunks(room)
     apart = _apart(TransferBackend.SHM)
     prefill = apart.prefill_flags
 
-    def adapted(name: str, flags: Flags, play: Play, shown: Shown, touched: Touched, **others: Flags) -> Circumstance:
-        return Circumstance(name, flags, play, _adapting(shown), _of_an_adapter(touched), adapted=True, **others)
+    def adapted(
+        name: str, settings: Settings, play: Play, shown: Shown, touched: Touched, **others: Flags
+    ) -> Circumstance:
+        return Circumstance(name, settings, play, _adapting(shown), _of_an_adapter(touched), adapted=True, **others)
 
-    everything: Flags = {**tight, **cached, **replayed, **chunks, **speculative}
+    everything: Settings = {**_tight(room), **_CACHE, **_GRAPHS, **chunks, "drafts": speculative}
     return [
+        adapted("adapters beside the model", {**_GRAPHS, **chunks}, _twice, _cut_beside_others, _was_cut_beside_others),
+        adapted("adapters loaded anew", {**_GRAPHS, **_CACHE}, _reloaded, _loads, _hit),
+        adapted("adapters, retracted", {**_pressed_for(room), **_GRAPHS}, _pressed, _retracted, _computed_again),
         adapted(
-            "adapters beside the model", {**replayed, **chunks}, _twice, _cut_beside_others, _was_cut_beside_others
+            "adapters, prefill and decode", apart.settings, _coming, _transferred, _answered, prefill_flags=prefill
         ),
-        adapted("adapters loaded anew", {**replayed, **cached}, _reloaded, _loads, _hit),
-        adapted("adapters, retracted", {**pressed, **replayed}, _pressed, _retracted, _computed_again),
-        adapted("adapters, prefill and decode", apart.flags, _coming, _transferred, _answered, prefill_flags=prefill),
         adapted("all of it, adapters", everything, _all, _much, _drafted(speculative)),
     ]
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from forebay.config.speculation import PREFIX
 from forebay.text.tokenizer import Tokenizer
 from forebay.verify.adapters import SETTINGS, adapted, made_adapters, settings
 from forebay.verify.asking import NONE, Answer, Engines, Findings, started
+from forebay.verify.blame import Blame, blame
 from forebay.verify.circumstances import ALONE, PLANTED, Circumstance, Flags, Room, circumstances, with_adapters
 from forebay.verify.questions import Question, make_questions
 from forebay.verify.verdict import Verdict, first_error
@@ -37,6 +39,8 @@ class Outcome:
     what: str
     findings: Findings = field(default_factory=Findings)
     seconds: float = 0.0
+    num_rounds: int = 0
+    blame: Blame | None = None  # of one that differs, if it has several settings
 
 
 class Verification:
@@ -84,18 +88,28 @@ class Verification:
             return [engines.answers[number] for number in range(len(questions))]
 
     async def outcome(self, circumstance: Circumstance) -> Outcome:
-        """Run the questions under one circumstance; `seconds` of the result is wall time."""
+        """Run the questions under one circumstance; `seconds` of the result is wall time.
+
+        If an answer differs and there are several settings, the circumstance runs again with parts of them."""
         began = time.monotonic()
-        outcome = await self._outcome(circumstance)
+        outcome = await self._outcome(circumstance, MOST_ROUNDS)
+        if outcome.verdict is Verdict.DIFFERENT and len(circumstance.settings) > 1:
+            differs = partial(self._differs, circumstance, outcome.num_rounds + 1)
+            outcome.blame = await blame([*circumstance.settings], differs)
         outcome.seconds = time.monotonic() - began
         return outcome
 
-    async def _outcome(self, circumstance: Circumstance) -> Outcome:
-        name, findings = circumstance.name, Findings()
+    async def _differs(self, circumstance: Circumstance, most_rounds: int, names: Sequence[str]) -> bool:
+        """Return whether an answer differs with these settings alone. The first one ends the rounds."""
+        found = replace(circumstance.with_settings(names), touched=_differed)
+        return (await self._outcome(found, most_rounds)).verdict is Verdict.DIFFERENT
+
+    async def _outcome(self, circumstance: Circumstance, most_rounds: int) -> Outcome:
+        name, findings, num_rounds = circumstance.name, Findings(), 0
         try:
             async with self._engines(circumstance) as engines:
                 findings = engines.findings
-                missing = await _play(circumstance, engines)
+                num_rounds, missing = await _play(circumstance, engines, most_rounds)
                 shown = circumstance.shown(engines, await engines.counters())
         except (ConfigError, ModelError) as error:
             return Outcome(name, Verdict.LEFT_OUT, error.message)
@@ -104,7 +118,7 @@ class Verification:
             refused = isinstance(first, Conflict) and first.code == "not_releasable"
             return Outcome(name, Verdict.LEFT_OUT if refused else Verdict.FAILED, first.message, findings)
         if findings.differences:
-            return Outcome(name, Verdict.DIFFERENT, shown, findings)
+            return Outcome(name, Verdict.DIFFERENT, shown, findings, num_rounds=num_rounds)
         if shown and missing:
             return Outcome(name, Verdict.NOT_SHOWN, f"{shown}; but not for: {', '.join(missing)}", findings)
         return Outcome(name, Verdict.SAME if shown else Verdict.NOT_SHOWN, shown, findings)
@@ -184,12 +198,17 @@ def known_answers(questions: Sequence[Question], alone: Sequence[Answer]) -> tup
     )
 
 
-async def _play(circumstance: Circumstance, engines: Engines) -> list[str]:
-    """Ask until the circumstance came about for each way of choosing tokens; return the ways for which it did not."""
-    for _ in range(MOST_ROUNDS):
+def _differed(engines: Engines, question: Question, answer: Answer) -> bool:
+    return bool(engines.findings.differences)
+
+
+async def _play(circumstance: Circumstance, engines: Engines, most_rounds: int) -> tuple[int, list[str]]:
+    """Ask until the circumstance came about for each way of choosing tokens. Return the number of rounds, and the ways
+    for which it did not."""
+    for num_rounds in range(1, most_rounds + 1):
         await circumstance.play(engines)
         missing = engines.ways_without(circumstance.touched)
         if not missing:
-            break
+            return num_rounds, []
         engines.rotate()
-    return missing
+    return most_rounds, missing

@@ -27,6 +27,20 @@ VERIFY = (
         "verify/test_verify.py::test_verify_that_shows_too_little_exits_with_2",
     ),
     Mutant(
+        "C28 blame names the settings that are needed, and no others",
+        "verify/blame.py",
+        "self.needed.append(self.others.pop())",
+        "self.needed.append(self.others[-1]), self.others.clear()",
+        "verify/test_blame.py::test_blame_is_right_for_planted_pairs_within_its_runs",
+    ),
+    Mutant(
+        "C28 blame says if it did not find the smallest settings",
+        "verify/blame.py",
+        "if name in found), is_smallest,",
+        "if name in found), True,",
+        "verify/test_blame.py::test_blame_without_enough_runs_names_what_is_left",
+    ),
+    Mutant(
         "C19 answers from the prefix cache count as shown only if tokens were cached",
         "verify/remote/circumstances.py",
         'were cached" if found.cached_tokens else ""',

@@ -26,7 +26,8 @@ from forebay.requests.updates import FinishReason
 from forebay.text.tokenizer import Tokenizer
 from forebay.verify import run
 from forebay.verify.asking import NONE, Answer, Difference, Engines, Findings
-from forebay.verify.circumstances import Circumstance
+from forebay.verify.blame import Blame, Differs
+from forebay.verify.circumstances import Circumstance, Settings
 from forebay.verify.questions import Question, make_questions
 from forebay.verify.run import Outcome, Verification
 from forebay.verify.verdict import Verdict
@@ -128,9 +129,9 @@ async def test_what_changes_tokens_is_found_and_what_did_not_come_about_is_not_c
     await verification.ask_alone()
     by_name = {one.name: one for one in verification.circumstances}
     alone, cached = by_name["one by one again, backwards"], by_name["from the prefix cache"]
-    other = Circumstance("eight bits", {"kv_cache_dtype": "int8"}, alone.play, alone.shown, alone.touched)
+    other = Circumstance("eight bits", {"KV": {"kv_cache_dtype": "int8"}}, alone.play, alone.shown, alone.touched)
     never = Circumstance("never cached", {}, alone.play, cached.shown, alone.touched)
-    refused = Circumstance("ahead", {"overlap_depth": 7}, alone.play, alone.shown, alone.touched)
+    refused = Circumstance("ahead", {"ahead": {"overlap_depth": 7}}, alone.play, alone.shown, alone.touched)
     keeping, failing = (replace(never, play=partial(_refusing, code)) for code in ("not_releasable", "in_transition"))
     verdicts = [(await verification.outcome(one)).verdict for one in (other, never, refused, keeping, failing)]
     assert verdicts == [
@@ -190,8 +191,13 @@ def test_verify_differences_in_every_circumstance_are_reported_with_their_prompt
         ]
 
     monkeypatch.setattr(Verification, "__init__", init)
+
+    async def blamed(settings: Sequence[str], differs: Differs) -> Blame:
+        return Blame(tuple(settings[-1:]), True, 3)
+
     monkeypatch.setattr(run, "started", without_processes)
     monkeypatch.setattr(run, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(run, "blame", blamed)
     words = [f"--requests={num}", "-n=8", f"--report={report}", *(["--json"] if json_wanted else [])]
     assert main(["verify", str(small_model), *words]) == 1
     printed, text = capsys.readouterr().out, report.read_text()
@@ -204,6 +210,11 @@ def test_verify_differences_in_every_circumstance_are_reported_with_their_prompt
         assert found == played
     else:
         assert printed.count("different ") == len(played)
+        repeated = (
+            f"again: forebay verify {small_model} {' '.join(words)} '--only=prompts in chunks' --settings=chunks\n"
+        )
+        assert f"differ (3 runs): chunks\n{repeated}" in printed
+        assert f"- prompts in chunks: {repeated}" in text
         assert re.search(r"prompt 0 \(\d+ tokens, greedy, adapter one\), token 1: '", " ".join(printed.split()))
     for number, adapter in played[-1]:
         assert f"adapters: prompt {number} (" in text
@@ -263,6 +274,31 @@ async def test_verify_adapters_are_loaded_anew_once_all_requests_beside_it_are_s
     assert events == ["ask"] * 4 + ["load"] + ["ask"] * 4
 
 
+async def test_verify_that_differs_runs_parts_of_its_settings_in_engines_of_their_own(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C28: what differs in the third round is looked for in four, up to the first difference."""
+    configs = []
+
+    async def play(engines: Engines) -> None:
+        configs.append(engines.config)
+        is_wrong = engines.config.memory.page_size == 1 and configs.count(engines.config) > 2
+        answer = said([5, 7 if is_wrong else 6])
+        engines.findings.compare(QUESTION, said([5, 6]), answer)
+        engines.all += [(number, answer) for number in range(2)]
+
+    monkeypatch.setattr(run, "started", without_processes)
+    verification = Verification({"model_path": str(small_model)}, num=2, max_tokens=8, seed=0)
+    verification.alone = [said([5, 6])] * 2
+    settings: Settings = {"page size": {"page_size": 1}, "steps ahead": {"overlap_depth": 1}}
+    several = Circumstance("several", settings, play, lambda engines, count: "so far", lambda *one: len(configs) >= 3)
+    outcome = await verification.outcome(several)
+    assert (outcome.verdict, outcome.num_rounds) == (Verdict.DIFFERENT, 3)
+    assert outcome.blame == Blame(("page size",), True, 2)
+    kinds = [(config.memory.page_size, config.scheduling.overlap_depth) for config in configs]
+    assert kinds == [(1, 1)] * 3 + [(1, 0)] * 3 + [(16, 0)] * 4
+
+
 async def _refusing(code: str, engines: Engines) -> None:
     """As an engine on a GPU refuses to sleep, whose memory cannot be released without a library."""
     async with asyncio.TaskGroup():
@@ -287,6 +323,11 @@ def test_the_command_tells_programs_and_people(
         (["--overlap-depth=1"], "--overlap-depth is among what is varied here: leave it out"),
         (["--report=/nowhere/report.md"], "--report /nowhere/report.md cannot be written: No such file or directory"),
         (["--only=nothing"], "--only nothing: no circumstance has that in its name; there are: one by one"),
+        (["--settings=chunks"], "--settings is for one circumstance: give its whole name with --only, one of: one by"),
+        (
+            ["--only=prompts in chunks", "--settings=chunks,roles"],
+            "--settings roles: the settings of 'prompts in chunks' are graphs, chunks",
+        ),
         (["--requests=1"], "--requests: '1' is no such number: write a whole number, at least 2"),
     ],
 )

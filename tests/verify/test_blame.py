@@ -1,0 +1,49 @@
+"""C28: the settings that change an answer together are found among others, in few runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from forebay.verify.blame import MOST_RUNS, Blame, blame
+
+SETTINGS = ("little memory", "prefix cache", "graphs", "chunks", "steps ahead", "drafts", "two tiers")
+
+
+class Runner:
+    """A circumstance whose answers differ if it has all `planted` settings. Notes the `runs`."""
+
+    def __init__(self, planted: set[str]) -> None:
+        self.planted, self.runs = planted, list[tuple[str, ...]]()
+
+    async def differs(self, settings: Sequence[str]) -> bool:
+        self.runs.append(tuple(settings))
+        return self.planted <= set(settings)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_blame_is_right_for_planted_pairs_within_its_runs(seed: int) -> None:
+    rng = random.Random(seed)
+    pair = tuple(sorted(rng.sample(SETTINGS, 2), key=SETTINGS.index))
+    runner = Runner(set(pair))
+    assert await blame(SETTINGS, runner.differs) == Blame(pair, True, len(runner.runs))
+    assert len(runner.runs) <= MOST_RUNS
+
+
+@pytest.mark.parametrize("planted", [(), *((name,) for name in SETTINGS), SETTINGS[:1] + SETTINGS[-1:]])
+async def test_blame_finds_one_setting_or_none_and_runs_no_set_twice(planted: tuple[str, ...]) -> None:
+    runner = Runner(set(planted))
+    assert await blame(SETTINGS, runner.differs) == Blame(planted, True, len(runner.runs))
+    assert len({*map(frozenset, runner.runs)}) == len(runner.runs) <= MOST_RUNS
+    assert set(SETTINGS) not in map(set, runner.runs), "of them all it is known"
+
+
+@pytest.mark.parametrize("most", range(6))
+async def test_blame_without_enough_runs_names_what_is_left(most: int) -> None:
+    runner = Runner({"prefix cache", "chunks", "two tiers"})
+    found = await blame(SETTINGS, runner.differs, most)
+    assert not found.is_smallest
+    assert runner.planted < set(found.settings)
+    assert found.num_runs == len(runner.runs) == most
