@@ -135,6 +135,7 @@ class RadixCache:
                 part.tree, part.shares = self, Shares(self.tenants)
         self._slots = slots
         self._at_ends = tuple(kind for kind in self.kinds.resumed if kind.at_ends)
+        self.at_ends = bool(self._at_ends)  # whether requests resume only at ends of nodes
         retained: dict[Node, Counter[str]] = {}
         self._leaves = Leaves(_EVICTION_ORDER[policy], self._at_ends, retained)
         self.retention = Retention(

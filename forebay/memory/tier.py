@@ -32,7 +32,7 @@ class TierKind(Kind):
 
     @property
     def parts(self) -> tuple[object, ...]:
-        return self._part.in_tree, self._part
+        return self._part.in_tree, self._part, self._part.retained
 
     def clear(self) -> None:
         self._part.in_tree.clear()
@@ -91,7 +91,12 @@ class Tier:
         parts = [part.of_tier(num_slots.get(part.name, 0), kv.capacity) for part in device.tiered]
         kinds = Kinds(map(TierKind, parts))
         cache = RadixCache(
-            kv, config.page_size, policy=config.radix_eviction_policy, kinds=kinds, weights=config.tenants
+            kv,
+            config.page_size,
+            policy=config.radix_eviction_policy,
+            kinds=kinds,
+            weights=config.tenants,
+            most_retained=config.pinned_cache_fraction,
         )
         return cls(name, kv, cache, {part.name: part for part in kinds.tiered})
 

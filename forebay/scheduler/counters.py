@@ -49,6 +49,7 @@ OF_TIERS: Final = (
     Counter("tier_stored_tokens", "Tokens that the prefix cache copied to its tiers behind the device"),
     Counter("tier_loaded_tokens", "Tokens that were copied back from there"),
     Counter("tier_lost_loads", "Copies from there that failed"),
+    Counter("tier_prefixes_given_up", "Kept prefixes that lost their retention there before its time, to make room"),
     Counter("cache_checks", "Entries of the prefix cache that were computed again and compared"),
     Counter("cache_checked_tokens", "Tokens of these entries"),
     *(Counter(f"cache_divergence.{mover}") for mover in MOVERS),

@@ -169,8 +169,9 @@ class Scheduler:
         tenant."""
         if self.queues.pending.of or self.queues.transferring:
             self.handoff.before_plan(now)
-        if self.pools.cache.retention.nodes:
-            self.pools.cache.retention.expire(now)
+        for retention in self.memory.tiers.retentions:
+            if retention.nodes:
+                retention.expire(now)
         if self.queues.constraints.unready:
             self.outputs.finish_each(self.queues.constraints.refused())
         if self.queues.suspects.groups:

@@ -62,6 +62,8 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, queues: Queues, now: float) -> Self:
         """Return a snapshot of a scheduler."""
         arrivals = [req.arrival for req in (*queues.pending, *queues.waiting)]
+        tiers = queues.memory.tiers
+        given_up = {"tier_prefixes_given_up": float(tiers.retention.num_given_up)}
         return cls(
             step=queues.pools.steps.launched,
             num_running=queues.num_running,
@@ -71,7 +73,7 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
             num_waiting_tokens=queues.num_waiting_tokens,
             oldest_wait_s=now - min(arrivals) if arrivals else 0.0,
             pools=pool_states(queues.pools),
-            counters={**queues.counters, **queues.pools.counters, **queues.memory.tiers.counters},
+            counters={**queues.counters, **queues.pools.counters, **tiers.counters, **given_up},
             map=page_map(queues.pools.kv),
             tenants=tenant_states(
                 (

@@ -8,7 +8,45 @@ _RETENTION: Final = "memory/retention.py"
 _POOLS: Final = "memory/test_retention.py::"
 _SCHEDULER: Final = "scheduler/test_retention.py::"
 
+_IN_TIERS: Final = "scheduler/test_tiered_retention.py::"
+_TIERS: Final = "scheduler/memory/retaining.py"
+
 RETENTION = (
+    Mutant(
+        "C8 a kept prefix is evicted last in each tier",
+        "memory/tier.py",
+        "            most_retained=config.pinned_cache_fraction,\n",
+        "",
+        _IN_TIERS + "test_kept_prefix_is_evicted_last_in_a_tier_with_what_it_needs[pages-0]",
+    ),
+    Mutant(
+        "C18 a prefix that a tier keeps has its state and its window",
+        "memory/tier.py",
+        "        return self._part.in_tree, self._part, self._part.retained\n",
+        "        return self._part.in_tree, self._part\n",
+        _IN_TIERS + "test_kept_prefix_is_evicted_last_in_a_tier_with_what_it_needs[both-0]",
+    ),
+    Mutant(
+        "C8 a tier keeps a prefix once the last copy of it is made",
+        _TIERS,
+        "                self._stores[numbers[-1]] = self._stores[numbers[-1]]._replace(retain_at=now)\n",
+        "                self._retain_in(tier, req, now)\n",
+        _IN_TIERS + "test_kept_prefix_is_evicted_last_in_a_tier_with_what_it_needs[pages-1]",
+    ),
+    Mutant(
+        "C8 retention in a tier ends at its time",
+        "scheduler/scheduler.py",
+        "        for retention in self.memory.tiers.retentions:\n",
+        "        for retention in self.memory.tiers.retentions[:1]:\n",
+        _IN_TIERS + "test_kept_prefix_is_kept_in_each_tier_and_ends_there_at_its_time",
+    ),
+    Mutant(
+        "C20 a hit on the device extends the retention in the tiers",
+        "scheduler/memory/allocator.py",
+        "            self._tiers.retention.use(req, match.num_tokens)\n",
+        "            pass\n",
+        _IN_TIERS + "test_hit_extends_the_time_in_a_tier_wherever_it_is_read[False]",
+    ),
     Mutant(
         "C29 a user sees the estimate of their own key alone",
         "server/admin/what_if.py",
@@ -26,8 +64,8 @@ RETENTION = (
     Mutant(
         "C8 retention ends at its time",
         "scheduler/scheduler.py",
-        "            self.pools.cache.retention.expire(now)\n",
-        "            pass\n",
+        "                retention.expire(now)\n",
+        "                pass\n",
         _SCHEDULER + "test_prefix_whose_time_is_over_is_evicted_as_any",
     ),
     Mutant(

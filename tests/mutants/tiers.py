@@ -218,7 +218,7 @@ TIERS = (
     ),
     Mutant(
         "C34 a tier's prefixes are those of one namespace",
-        _TIERS,
+        "scheduler/memory/tier_copies.py",
         "    return req.durable_namespace if tier.durable else req.cache_namespace\n",
         '    return req.durable_namespace if tier.durable else ""\n',
         _ENGINE + "test_c34_host_tier_serves_no_other_adapter",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -150,10 +149,16 @@ def check_targets(plan: StepPlan, runner: HashRunner) -> None:
                 raise RunnerError(f"step {plan.step} fetches {copy.there[kind]} into {kind} slots {ids}")
 
 
-def main() -> int:
+def run_tiers(seed: int) -> Outcome:
+    """Run a seed with tiers; in every second one clients want prefixes kept, in every fourth clients of several
+    tenants."""
     from tests.simulation.simulator import run_seed
 
-    return command_line("tests.simulation.cache_tiers", __doc__ or "", partial(run_seed, tiers=True), Outcome(seeds=0))
+    return run_seed(seed, tiers=True, keeping=seed % 2 == 1, tenants=seed % 4 == 3)
+
+
+def main() -> int:
+    return command_line("tests.simulation.cache_tiers", __doc__ or "", run_tiers, Outcome(seeds=0))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ class Outcome:
     prefixes_kept: int = 0  # requests of which all prefixes that they wanted kept are
     prefixes_not_kept: int = 0
     given_up: int = 0  # kept prefixes that were evicted before their time
+    given_up_in_tiers: int = 0
     fetched: int = 0  # copies from other tiers of the cache
     lost: int = 0  # of these
     digest: str = "0" * 64

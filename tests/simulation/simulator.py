@@ -25,7 +25,7 @@ from forebay.engine.loop import core
 from forebay.engine.loop.core import EngineCore
 from forebay.memory import anchors, radix_cache
 from forebay.memory.adapters import AdapterLoad
-from forebay.memory.retention import RetentionRequest
+from forebay.memory.retention import Retained, RetentionRequest
 from forebay.requests import account
 from forebay.requests.pictures import Picture
 from forebay.requests.request import Request, RequestFault
@@ -293,7 +293,7 @@ class Simulation:
             self._abort_somebody()
         if rng.random() < faults.flush:
             self.scheduler.flush_cache()
-            require(not [*self.scheduler.pools.cache.retention], "a prefix is kept over a flush")
+            require(not self._retained(), "a prefix is kept over a flush")
         windows = windows_of(self.scheduler.pools)
         if windows and rng.random() < faults.windows_lost:
             windows.in_tree.evict(windows.num_cached)
@@ -324,6 +324,10 @@ class Simulation:
         self.disturbance = Disturbance(rng.choice(places), culprit)
         self._heard(self.core._guarded(partial(self.disturbed, "hear")))
 
+    def _retained(self) -> list[Retained]:
+        """Return what is kept on the device and in the tiers behind it."""
+        return list(chain.from_iterable(self.scheduler.memory.tiers.retentions))
+
     # -- what the scheduler is called for -----------------------------------------------------------------------------
 
     def disturbed(self, at: str, plan: StepPlan | None = None) -> None:
@@ -348,7 +352,7 @@ class Simulation:
 
     def planned(self, plan: StepPlan | None, width: int) -> None:
         if not (self.proposer and self.flights and width > 1):
-            late = [found for found in self.scheduler.pools.cache.retention if found.until <= self.now]
+            late = [found for found in self._retained() if found.until <= self.now]
             require(not late, f"{late} are kept longer than asked")
         # Else nothing was decided, because tokens must come first, or nobody may start.
         if self.scheduler.queues.admits and not (self.proposer and self.flights and width > 1):
@@ -526,6 +530,7 @@ class Simulation:
             prefixes_kept=int(self.scheduler.counters["prefixes_kept"]),
             prefixes_not_kept=int(self.scheduler.counters["prefixes_not_kept"]),
             given_up=pools.cache.retention.num_given_up,
+            given_up_in_tiers=self.scheduler.memory.tiers.retention.num_given_up,
             fetched=self.runner.cache_tiers.num_fetched,
             lost=self.runner.cache_tiers.num_lost,
             digest=self.oracles.log.hexdigest(),

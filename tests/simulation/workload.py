@@ -241,7 +241,8 @@ def with_keeping(rng: Random, config: SchedulerConfig, traffic: Traffic) -> tupl
     """The same with clients that want parts of the prefix cache kept, often more than they may. If it is off, it stays
     off: the pools then have no slots to track states in."""
     config = replace(config, pinned_cache_fraction=rng.choice([0.25, 1.0, 1.0]))
-    return config, replace(traffic, num_requests=30, sharing=rng.choice([0.8, 0.95]), keeping=rng.choice([0.3, 0.9]))
+    keeping = replace(traffic, num_requests=30, sharing=rng.choice([0.8, 0.95]), keeping=rng.choice([0.3, 0.9]))
+    return config, replace(keeping, num_requests=60 if config.tiers else 30)
 
 
 def retentions_of(rng: Random, prompt: Sequence[int]) -> list[RetentionRequest]:

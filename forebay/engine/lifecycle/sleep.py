@@ -237,7 +237,8 @@ class Sleeper:
         log.info(event("asleep", released=",".join(tags), seconds=self._last_sleep_s, **kept))
 
     def _empty_caches(self) -> None:
-        self._scheduler.pools.cache.retention.expire(self._clock())  # an idle engine plans no step that does
+        for retention in self._scheduler.memory.tiers.retentions:
+            retention.expire(self._clock())  # an idle engine plans no step that does
         if self.keep_prefix_cache:
             try:
                 places = keep_cached(self._scheduler)

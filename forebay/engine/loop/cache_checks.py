@@ -23,7 +23,7 @@ from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Update
 from forebay.scheduler.counters import OF_REQUESTS
-from forebay.scheduler.memory.tiers import namespace_in
+from forebay.scheduler.memory.tier_copies import namespace_in
 from forebay.scheduler.scheduler import NO_LIMIT, Scheduler
 
 CHECK: Final = "\0check"  # the namespace and the tenant of what is computed again

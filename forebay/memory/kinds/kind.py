@@ -166,6 +166,7 @@ class TieredKind(Protocol):
 
     name: ClassVar[str]
     in_tree: CachedPart  # the part that keeps them in a tree
+    retained: RetainedKind  # the part that retains them there
     at_ends: ClassVar[bool]
 
     def of_tier(self, num_slots: int, num_pages: int) -> TieredKind:
@@ -428,16 +429,14 @@ class CachedPart:
 
 
 class TreeKind(Kind):
-    """A kind whose slots in the prefix cache are kept by `in_tree`, those in lower tiers by `_in_tiers`, and those of
-    retained prefixes by `_retained`."""
+    """A kind whose slots in the prefix cache are kept by `in_tree`; `_in_tiers` copies and retains them."""
 
     in_tree: CachedPart
-    _in_tiers: object
-    _retained: object
+    _in_tiers: TieredKind
 
     @property
     def parts(self) -> tuple[object, ...]:
-        return self, self.in_tree, self._in_tiers, self._retained
+        return self, self.in_tree, self._in_tiers, self._in_tiers.retained
 
     @property
     def num_cached(self) -> int:  # type: ignore[override]

@@ -18,6 +18,7 @@ from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.scheduler.memory.host_copies import HostCopies
 from forebay.scheduler.memory.pools import Pools
+from forebay.scheduler.memory.retaining import retain_prefixes
 from forebay.scheduler.memory.tiers import Tiers
 
 
@@ -31,7 +32,7 @@ class Prefixes:
         self._reuse = reuse
         # The resumable lengths of a request without a hit, by the kinds that can end one.
         self.nothing_resumable = {kind.name: 0 for kind in self._kinds.resumed}
-        self.at_ends = any(kind.at_ends for kind in self._kinds.resumed)  # whether it matters where prompts part
+        self.at_ends = self._cache.at_ends  # whether it matters where prompts part
 
     # -- matching -------------------------------------------------------------------------------------------------
 
@@ -57,6 +58,8 @@ class Prefixes:
         if match.num_tokens and (scarce := self._pools.scarce):
             self.unpin(pin, match)
             return self.pin(req, match.given_up(scarce.missing))
+        if self._tiers.all:
+            self._tiers.retention.use(req, match.num_tokens)
         return match, pin
 
     def unpin(self, pin: Pin, match: Match) -> None:
@@ -102,19 +105,13 @@ class Prefixes:
     # -- retaining ------------------------------------------------------------------------------------------------
 
     def retain(self, req: Request, now: float) -> tuple[int, float, str]:
-        """Retain the prefixes that a request asks for, as far as the cache has them. Return the length in tokens of the
-        longest, the seconds for which it is kept, and why that is not all: "" if it is."""
+        """Retain the prefixes that a request asks for, in each tier as far as it has them. Return of the device's cache
+        the length in tokens of the longest, the seconds for which it is kept, and why that is not all: "" if it is."""
         if not self._reuse:
             return 0, 0.0, MissReason.DISABLED
-        found, why = None, ""
-        most = req.num_prompt - self.at_ends  # no state is kept behind the last token of a prompt
-        for asked in req.retentions:
-            num_tokens = min(asked.num_tokens, most) // self._page_size * self._page_size
-            match = self._cache.index.match(req.key(num_tokens), req.cache_namespace)
-            why = match.reason if not num_tokens or match.num_tokens < num_tokens else ""
-            if match.num_tokens:
-                kept = self._cache.retain(match, req.tenant, asked.ttl_s, now)
-                found, why = (kept, why) if isinstance(kept, Retained) else (found, kept)
+        found, why = retain_prefixes(self._cache, req, req.cache_namespace, now)
+        if self._tiers.all:
+            self._tiers.retention.retain(req, now)
         return self._kept(found, now, why)
 
     def retain_at_end(self, req: Request, now: float) -> tuple[int, float, str]:

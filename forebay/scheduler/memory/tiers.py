@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -17,7 +16,7 @@ from forebay.memory.holding import Allocation
 from forebay.memory.kinds.kind import Kept
 from forebay.memory.kv_allocator import KV
 from forebay.memory.miss_reason import NEVER_REUSED, MissReason
-from forebay.memory.radix_node import OPERATOR, Match, Pin
+from forebay.memory.radix_node import OPERATOR, Match
 from forebay.memory.slots import LOADING, NO_IDS, Holder, Ids, Slots, as_ids
 from forebay.memory.tier import Prefix, Span, Tier, missing, of_device, untiered
 from forebay.requests.request import Request, Status
@@ -25,32 +24,10 @@ from forebay.requests.step_plan import StepPlan, TierCopy
 from forebay.scheduler.counters import OF_TIERS, zeros
 from forebay.scheduler.memory.load_rates import LoadRates
 from forebay.scheduler.memory.pools import Pools
+from forebay.scheduler.memory.retaining import TierRetention
+from forebay.scheduler.memory.tier_copies import Load, Store, namespace_in
 
 _MOST_LOADS: Final = 2  # of its tokens, for one request: what is loaded may be evicted before the request starts
-
-
-class Store(NamedTuple):
-    """A copy to a tier, into the slots `span` that are taken there, of a prefix that request `request_id` computed."""
-
-    tier: Tier
-    span: Span
-    request_id: int
-
-
-@dataclass(slots=True, eq=False)
-class Load:
-    """A copy from a tier into the slots `span` that are taken on the device, for a request that waits.
-
-    Until it is made, `match` and `pin` protect the copied slots in the tier; the pin is None if they were dropped. The
-    prefix is `prefix` in the tier."""
-
-    req: Request
-    step: int  # that copies it
-    tier: Tier
-    prefix: Prefix
-    span: Span
-    match: Match
-    pin: Pin | None
 
 
 class Tiers:
@@ -64,7 +41,9 @@ class Tiers:
         self._pools, self._config = pools, config
         self.device = of_device(pools.kv, pools.cache, pools.kinds)
         self.all = [Tier.behind(name, pools.kinds, config) for name in config.tiers]
+        self.retentions = [tier.cache.retention for tier in (self.device, *self.all)]
         self._stores: dict[int, Store] = {}
+        self.retention = TierRetention(self.all, self._stores)
         self._loads: dict[int, Load] = {}
         self._last_number = 0
         self.counters = zeros(OF_TIERS)
@@ -126,7 +105,7 @@ class Tiers:
                 self._store_in(tier, req, here, namespace)
 
     def _store_in(self, tier: Tier, req: Request, here: Prefix, namespace: str) -> None:
-        stores = (each for each in self._stores.values() if each.tier is tier and each.request_id == req.id)
+        stores = (each for each in self._stores.values() if each.tier is tier and each.req is req)
         known = min(
             len(here.key) // self._pools.cache.index.page_bytes, max((each.span.stop for each in stores), default=0)
         )
@@ -135,7 +114,7 @@ class Tiers:
         target = tier.take(source) if source else None
         if source and target:
             copy = self._copy(tier, source, target, _record(target) if tier.durable else b"")
-            self._stores[copy.number] = Store(tier, target, req.id)
+            self._stores[copy.number] = Store(tier, target, req)
             self._pools.draft.stores.append(copy)
             self._pools.draft.copies_tiers = True
 
@@ -249,6 +228,8 @@ class Tiers:
             store = self._stores.pop(copy.number, None)
             if store is not None and store.tier.attach(store.span, f"{store.tier.name}_store"):
                 self.counters["tier_stored_tokens"] += len(store.span.pages) * self._config.page_size
+            if store is not None:
+                self.retention.stored(store)
         for copy in plan.host.fetches:
             self._loaded(self._loads.pop(copy.number), lost=copy.number in lost)
         self._count_loading()
@@ -337,8 +318,3 @@ def _record(span: Span) -> bytes:
     kinds |= {name: Rows(kept.ends.tolist(), 0, []) for name, kept in span.kept.items()}
     prefix = span.prefix
     return msgspec.msgpack.encode(Record(prefix.namespace, prefix.tenant, prefix.key, span.start, kinds))
-
-
-def namespace_in(req: Request, tier: Tier) -> str | None:
-    """Return the namespace of a request's prefix in a tier; None if the tier cannot have it."""
-    return req.durable_namespace if tier.durable else req.cache_namespace

@@ -282,6 +282,7 @@ class StateTier(TieredKind):
 
     def __init__(self, cached: CachedStates) -> None:
         self.in_tree = self._states = cached
+        self.retained = RetainedStates(cached)
 
     def of_tier(self, num_slots: int, num_pages: int) -> StateTier:
         return StateTier(CachedStates(MambaPool(num_slots, ledger=self._states.pool.ledger)))

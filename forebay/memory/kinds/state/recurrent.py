@@ -26,7 +26,7 @@ from forebay.memory.kinds.kind import (
     TransferredKind,
     TreeKind,
 )
-from forebay.memory.kinds.state.cached_states import CachedStates, RetainedStates, StateTier
+from forebay.memory.kinds.state.cached_states import CachedStates, StateTier
 from forebay.memory.kinds.state.hybrid_rows import STATE, HybridReqToTokenPool
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.slots import NO_IDS, NO_SLOT, Holder, Ids, as_ids
@@ -145,7 +145,7 @@ class States(
     def __init__(self, config: SchedulerConfig, rows: HybridReqToTokenPool) -> None:
         self.slots = self.pool = rows.mamba_pool
         self.in_tree = CachedStates(self.pool)
-        self._in_tiers, self._retained = StateTier(self.in_tree), RetainedStates(self.in_tree)
+        self._in_tiers = StateTier(self.in_tree)
         self._rows, self._config = rows, config
         self.slots_per_request = self.in_tree.slots_per_request = rows.slots_per_req
         self.reserve = Reserve(per_row=rows.slots_per_req)

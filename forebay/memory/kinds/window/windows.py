@@ -34,7 +34,6 @@ from forebay.memory.kinds.kind import (
 from forebay.memory.kinds.window.cached_windows import (
     WINDOW,
     CachedWindows,
-    RetainedWindows,
     WindowMap,
     WindowTier,
 )
@@ -85,7 +84,7 @@ class Windows(
     ) -> None:
         self.map = WindowMap(num_window_pages, num_pages, page_size=rows.page_size, window=window, ledger=ledger)
         self.in_tree = CachedWindows(self.map)
-        self._in_tiers, self._retained = WindowTier(self.in_tree), RetainedWindows(self.map)
+        self._in_tiers = WindowTier(self.in_tree)
         self.slots, self.margin, self.reserve = self.map.slots, margin, reserve
         self.start: Ids = np.zeros(rows.slots.num_rows, dtype=np.int64)
         self._counted = np.zeros_like(self.map.locks)  # of `check_locks`, which runs after MemoryError too
