@@ -18,6 +18,7 @@ from forebay.base.errors import ConfigError
 from forebay.base.log import setup_logging
 from forebay.base.package import __version__
 from forebay.cli.arguments import Parser, whole
+from forebay.cli.verify_self_test import run_self_test
 from forebay.config.machine import cpu_model
 from forebay.config.server_args import BY_NAME
 from forebay.verify.asking import Difference
@@ -48,6 +49,7 @@ def _parser() -> Parser:
         help="circumstances that must be shown",
         default_text="all that this model and machine take, and one",
     )
+    parser.option("--self-test", action="store_true", help="plant faults in the engines, which must be found")
     parser.option("--report", metavar="FILE", help="write what was found there, in Markdown")
     parser.option("--json", action="store_true", help="for programs")
     parser.engine_flags(server=False, model_is_positional=True)
@@ -64,10 +66,12 @@ def run(words: Sequence[str]) -> int:
     own = parsed.own
     verification = Verification(parsed.values, num=own.requests, max_tokens=own.max_tokens, seed=own.seed)
     _check_varied(parsed.flags, verification)
+    console = Console(quiet=own.json, highlight=False, markup=False, soft_wrap=True)
+    if own.self_test:
+        return asyncio.run(run_self_test(verification, own.only or "", console))
     chosen = _chosen(verification, own.only or "", own.settings)
     if own.report:
         _check_writable(own.report)
-    console = Console(quiet=own.json, highlight=False, markup=False, soft_wrap=True)
     outcomes = asyncio.run(_verify(verification, chosen, console, words))
     if own.json:
         print(json.dumps([asdict(outcome) for outcome in outcomes], indent=2))

@@ -56,5 +56,11 @@ def with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
         allow_origins=list(config.cors_origins),
         allow_methods=["GET", "POST"],
         allow_headers=["anthropic-version", "authorization", "content-type", "x-api-key", "x-request-id"],
-        expose_headers=["x-request-id", "x-forebay-ignored", "x-forebay-server", "x-forebay-route"],
+        expose_headers=[
+            "x-request-id",
+            "x-forebay-cache",
+            "x-forebay-ignored",
+            "x-forebay-server",
+            "x-forebay-route",
+        ],
     )

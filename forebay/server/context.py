@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +22,7 @@ from forebay.http.route import Handler
 from forebay.http.security import Cluster, Isolation, Security, Sender, Tenant
 from forebay.http.workers import TextWorkers, Workers
 from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.updates import CacheReport
 from forebay.server.admin.metrics import Metrics
 from forebay.server.admin.prefix_tree import Trees
 from forebay.server.api.core.answered import Answered
@@ -43,6 +44,7 @@ REQUEST: Final = "forebay.request"
 MAX_HEADER_CHARS: Final = 1024
 MOST_NAMES: Final = 20  # of adapters, in an error
 IGNORED_HEADER: Final = b"x-forebay-ignored"
+CACHE_HEADER: Final = b"x-forebay-cache"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,13 @@ class ServerContext:
         context.adapter_number = adapters[adapter].number
 
 
+class FromCache(Protocol):
+    """The result of one prompt."""
+
+    @property
+    def cache(self) -> CacheReport: ...
+
+
 @dataclass(slots=True, kw_only=True)
 class RequestContext:
     """`send` and `connection` are below every middleware: a stream's chunks go straight there."""
@@ -137,6 +146,13 @@ class RequestContext:
         value = ", ".join([*before, *(name.encode("unicode_escape").decode() for name in names)])  # no line breaks
         others = [header for header in self.headers if header[0] != IGNORED_HEADER]
         self.headers[:] = [*others, (IGNORED_HEADER, value[:MAX_HEADER_CHARS].encode())]
+
+    def note_cache(self, prompts: Sequence[FromCache], num_tokens: int) -> None:
+        """Say in a header of the answer how many of the `num_tokens` tokens of its prompts were cached, and why not
+        more of the first one."""
+        cached = sum(prompt.cache.cached_tokens for prompt in prompts)
+        others = [header for header in self.headers if header[0] != CACHE_HEADER]
+        self.headers[:] = [*others, (CACHE_HEADER, f"{cached}/{num_tokens} {prompts[0].cache.miss_reason}".encode())]
 
     @property
     def arrived_at(self) -> float:

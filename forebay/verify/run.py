@@ -77,6 +77,7 @@ class Verification:
         self.circumstances = [*without, *with_adapters(beside, guess)]
         self.alone: list[Answer] = []
         self._adapted_alone: list[Answer] = []
+        self.kinds = frozenset[str]()  # of cache that the model has, once it was asked
 
     async def ask_alone(self) -> None:
         """Run each question alone and store the answers as the baseline."""
@@ -84,6 +85,7 @@ class Verification:
 
     async def _ask_alone(self, questions: Sequence[Question], flags: Flags, paths: Mapping[str, Path]) -> list[Answer]:
         async with started([self._resolved(flags)], questions, adapters=paths) as engines:
+            self.kinds = frozenset(engines.engine.info.slot_bytes)
             await engines.ask_one_by_one()
             return [engines.answers[number] for number in range(len(questions))]
 
@@ -100,9 +102,13 @@ class Verification:
         return outcome
 
     async def _differs(self, circumstance: Circumstance, most_rounds: int, names: Sequence[str]) -> bool:
-        """Return whether an answer differs with these settings alone. The first one ends the rounds."""
-        found = replace(circumstance.with_settings(names), touched=_differed)
-        return (await self._outcome(found, most_rounds)).verdict is Verdict.DIFFERENT
+        """Return whether an answer differs with these settings alone."""
+        outcome = await self.first_difference(circumstance.with_settings(names), most_rounds)
+        return outcome.verdict is Verdict.DIFFERENT
+
+    async def first_difference(self, circumstance: Circumstance, most_rounds: int = MOST_ROUNDS) -> Outcome:
+        """Run the questions under one circumstance until an answer differs."""
+        return await self._outcome(replace(circumstance, touched=_differed), most_rounds)
 
     async def _outcome(self, circumstance: Circumstance, most_rounds: int) -> Outcome:
         name, findings, num_rounds = circumstance.name, Findings(), 0

@@ -36,7 +36,7 @@ _VERDICT, _NAME = 10, 32  # columns
 _MAX_SHOWN: Final = 3  # differences of a circumstance
 
 
-def table_lines(verdict: Verdict, name: str, what: str, differences: Sequence[str]) -> Iterator[str]:
+def table_lines(verdict: StrEnum, name: str, what: str, differences: Sequence[str]) -> Iterator[str]:
     """Yield the lines of one circumstance: its verdict, name and proof, then its first differences."""
     first = f"{verdict:<{_VERDICT}}{name:<{_NAME}}"
     wrapper = textwrap.TextWrapper(COLUMNS - 1, first, " " * len(first), break_long_words=False)

@@ -27,6 +27,21 @@ VERIFY = (
         "verify/test_verify.py::test_verify_that_shows_too_little_exits_with_2",
     ),
     Mutant(
+        "C28 a planted fault that changes no answer is no detection",
+        "verify/self_test.py",
+        "found = Found.DETECTED if outcome.verdict in (Verdict.DIFFERENT, Verdict.FAILED) else Found.MISSED",
+        "found = Found.DETECTED",
+        "verify/test_self_test.py::test_self_test_detects_what_differs_or_fails_and_misses_what_is_the_same",
+    ),
+    Mutant(
+        "C28 a circumstance that differs without a fault detects none",
+        "verify/self_test.py",
+        "        yield unfit or await",
+        "        yield await",
+        "verify/test_self_test.py::"
+        "test_self_test_does_not_count_a_circumstance_that_differs_or_is_left_out_without_a_fault",
+    ),
+    Mutant(
         "C28 blame names the settings that are needed, and no others",
         "verify/blame.py",
         "self.needed.append(self.others.pop())",

@@ -373,3 +373,13 @@ def test_router_with_another_cluster_key_finds_no_server(route: Route) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_prefill_server")
     assert {why.partition(" (")[0] for why in whys} == {"it refuses this router"}
     assert {why.rpartition(": ")[2] for why in whys} == {"give both the same --cluster-key-file"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_router_answer_has_the_header_of_the_servers_cache(route: Route, stream: bool) -> None:
+    """C20."""
+    routed = route(servers=1)
+    with routed.client() as http:
+        answer = http.post("/v1/completions", json={"prompt": "hello world", "max_tokens": 2, "stream": stream})
+    num_tokens = len(routed.servers[0].engine.submitted[-1].prompt)
+    assert answer.headers["x-forebay-cache"] == f"1/{num_tokens} not_cached_yet"

@@ -289,3 +289,28 @@ def test_cache_control_with_an_unknown_field_counts_and_the_field_is_named_as_ig
         answer = http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200
     assert "until" in answer.headers["x-forebay-ignored"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])
+def test_answer_has_the_header_of_its_cache(launch: Launch, path: str, stream: bool) -> None:
+    """C20."""
+    server = launch()
+    server.engine.cache = CacheReport(2, MissReason.DIVERGED, 2)
+    body: dict[str, Any] = {"model": "tiny", "max_tokens": 2, "stream": stream}
+    body |= {"prompt": "hello world"} if path == "/v1/completions" else CHAT
+    with server.client() as http:
+        answer = http.post(path, json=body)
+    num_tokens = len(server.engine.submitted[-1].prompt)
+    assert (answer.status_code, answer.headers["x-forebay-cache"]) == (200, f"2/{num_tokens} diverged")
+
+
+def test_answer_of_several_prompts_has_the_sum_in_the_header_of_its_cache(launch: Launch) -> None:
+    server = launch()
+    server.engine.cache = CacheReport(1, MissReason.NOT_CACHED, 1)
+    with server.client() as http:
+        pooled = http.post("/v1/embeddings", json={"input": [[1, 2, 3], [4, 5]]})
+        written = http.post("/v1/completions", json={"prompt": [[1, 2, 3], [4, 5]], "n": 2, "max_tokens": 1})
+        refused = http.post("/v1/completions", json={"prompt": ""})
+    assert pooled.headers["x-forebay-cache"] == written.headers["x-forebay-cache"] == "2/5 not_cached_yet"
+    assert "x-forebay-cache" not in refused.headers

@@ -137,6 +137,10 @@ def main() -> NoReturn:
     def build(config: EngineConfig, clock: RunClock) -> tuple[EngineCore, Ready]:
         from forebay.engine.loop.build import build_engine
 
+        if fault.planted():
+            from forebay.engine.loop.planted import plant_armed
+
+            plant_armed()
         return build_engine(config, clock)
 
     code = serve(our_end(sys.argv[1:]), build, ahead=ahead)

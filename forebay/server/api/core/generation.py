@@ -301,15 +301,16 @@ def cache_usage(
     of the same session: the position, and the text of the token in each of the two. It is null if the prompt differs
     from none.
     """
-    first = reports[0]
+    first, cached_tokens = reports[0], sum(report.cached_tokens for report in reports)
+    behind = sum((Counter(report.tiers) for report in reports), Counter[str]())  # the device
     return CacheUsage(
-        cached_tokens=sum(report.cached_tokens for report in reports),
+        cached_tokens=cached_tokens,
         miss_reason=first.miss_reason.value,
         matched_tokens={
             "kv": sum(report.kv_tokens for report in reports),
             **{kind: sum(report.resumable.get(kind, 0) for report in reports) for kind in first.resumable},
         },
-        tiers=_by_tier(reports),
+        tiers={"device": cached_tokens - behind.total(), **behind},
         differs=_difference(first, table) if first.differs_at >= 0 else None,
         retractions=sum(memory.retractions for memory in memories),
         recomputed_tokens=sum(memory.recomputed_tokens for memory in memories),
@@ -318,12 +319,6 @@ def cache_usage(
         kept_until=int(time.time() + memories[0].kept_s) if memories[0].kept_tokens else None,
         not_kept=memories[0].not_kept or None,
     )
-
-
-def _by_tier(reports: Sequence[CacheReport]) -> dict[str, int]:
-    """Return the cached tokens by tier, the device's first."""
-    behind = sum((Counter(report.tiers) for report in reports), Counter[str]())
-    return {"device": sum(report.cached_tokens for report in reports) - behind.total(), **behind}
 
 
 def _difference(report: CacheReport, table: TokenBytes) -> dict[str, Any]:

@@ -136,12 +136,14 @@ async def pooled(
 def _usage(server: ServerContext, context: RequestContext, batch: Batch) -> PooledUsage:
     """OpenAI's usage, with what the prefix cache did."""
     num_tokens = sum(map(len, batch.prompts))
-    cache = cache_usage([batch.vectors[place].cache for place in sorted(batch.vectors)], server.tokenizer.table)
+    vectors = [batch.vectors[place] for place in sorted(batch.vectors)]
+    context.note_cache(vectors, num_tokens)
+    cache = cache_usage([vector.cache for vector in vectors], server.tokenizer.table)
     return PooledUsage(
         prompt_tokens=num_tokens,
         total_tokens=num_tokens,
         prompt_tokens_details=CachedDetails(cached_tokens=cache.cached_tokens),
-        weight_version=max(vector.weight_version for vector in batch.vectors.values()),
+        weight_version=max(vector.weight_version for vector in vectors),
         adapter=context.adapter or UNSET,
         cache=cache,
     )

@@ -286,6 +286,7 @@ async def _serve(
         generation = Generation.submit(server.engine, server.table(body), made, order)
         generation.started_at = context.client.arrived_at
         made.clear()  # the engine has their pictures
+        firsts = generation.choices[:: order.params.n]  # of each prompt
         first, session = generation.choices[0].prompt, f"{order.namespace} {order.author}"
         generation.why_differs = lru_cache(partial(server.answered.reason, session, first.token_ids))
         undo.callback(_count, server, context, generation)
@@ -296,12 +297,15 @@ async def _serve(
         undo.enter_context(server.under_way.known(context.tenant, names, generation.abort))
         watch.on_gone(generation.disconnect)
         if not body.stream:
-            return Response(await collect(server, dialect, generation), media_type="application/json")
+            answer = Response(await collect(server, dialect, generation), media_type="application/json")
+            context.note_cache(firsts, generation.num_prompt_tokens)
+            return answer
         writer = EventWriter(context.connection, dialect, generation)
         generation.deliver(writer)
         await writer.begun()
         if generation.disconnected:
             raise ClientGone
+        context.note_cache(firsts, generation.num_prompt_tokens)
         return EventStream(context.send, writer, undo.pop_all())
 
 

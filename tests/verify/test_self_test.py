@@ -1,0 +1,140 @@
+"""C28: the verification finds faults that are planted in its engines, and calls none found that it did not find."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.base import fault
+from forebay.base.errors import ConfigError
+from forebay.cli.main import main
+from forebay.cli.verify_self_test import exit_code
+from forebay.engine.loop.planted import PLANTS, plant_armed
+from forebay.verify.circumstances import Circumstance
+from forebay.verify.run import Outcome, Verification
+from forebay.verify.self_test import FAULTS, Detection, Found, self_test
+from forebay.verify.verdict import Verdict
+from tests.verify.test_verify import small_model, tokenizer
+
+__all__ = ["small_model", "tokenizer"]  # fixtures
+
+
+def test_each_planted_fault_replaces_a_method_and_has_a_circumstance_that_finds_it(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {one.name for one in FAULTS} == PLANTS.keys()
+    known = {
+        one.name for one in Verification({"model_path": str(small_model)}, num=2, max_tokens=8, seed=0).circumstances
+    }
+    assert {one.circumstance for one in FAULTS} <= known
+    for name, make in PLANTS.items():
+        planted = make()
+        assert planted.faulty is not getattr(planted.owner, planted.name), name
+        with pytest.MonkeyPatch.context() as patch, fault.plants(name):
+            patch.setattr(planted.owner, planted.name, getattr(planted.owner, planted.name))  # undone with the block
+            fault.arm_from_environment()
+            plant_armed()
+            assert getattr(planted.owner, planted.name).__code__ is planted.faulty.__code__
+            fault.disarm()
+    assert not fault.is_armed()
+
+
+def test_fault_that_does_not_exist_is_refused() -> None:
+    fault.arm("nothing", "plant")
+    try:
+        with pytest.raises(ConfigError, match="fault 'nothing': there are page_of_another, "):
+            plant_armed()
+    finally:
+        fault.disarm()
+
+
+class FakeVerification(Verification):
+    """Circumstances with given verdicts, without a fault and by the fault that is armed."""
+
+    def __init__(self, clean: Verdict, by_fault: dict[str, Verdict], kinds: frozenset[str] = frozenset()) -> None:
+        self.clean, self.by_fault, self.kinds = clean, by_fault, kinds
+        names = dict.fromkeys(one.circumstance for one in FAULTS)
+        self.circumstances = [Circumstance(name, {}, *[None] * 3) for name in names]  # type: ignore[list-item]
+        self.num_clean = 0
+
+    async def outcome(self, circumstance: Circumstance) -> Outcome:
+        assert not fault.is_armed()
+        self.num_clean += 1
+        return Outcome(circumstance.name, self.clean, "why")
+
+    async def first_difference(self, circumstance: Circumstance, most_rounds: int = 8) -> Outcome:
+        fault.arm_from_environment()
+        (name,) = fault.planted()
+        fault.disarm()
+        return Outcome(circumstance.name, self.by_fault.get(name, Verdict.SAME), "what")
+
+
+async def found_of(verification: FakeVerification) -> dict[str, Found]:
+    return {one.fault.name: one.found async for one in self_test(verification)}
+
+
+async def test_self_test_detects_what_differs_or_fails_and_misses_what_is_the_same() -> None:
+    verification = FakeVerification(
+        Verdict.SAME, {"page_of_another": Verdict.DIFFERENT, "state_late": Verdict.FAILED}, frozenset({"state"})
+    )
+    found = await found_of(verification)
+    assert {name for name, result in found.items() if result is Found.DETECTED} == {"page_of_another", "state_late"}
+    assert set(found.values()) == {Found.DETECTED, Found.MISSED}
+    assert verification.num_clean == len({one.circumstance for one in FAULTS}), "each runs once without a fault"
+
+
+@pytest.mark.parametrize(
+    ("clean", "result"), [(Verdict.DIFFERENT, Found.NOT_SHOWN), (Verdict.LEFT_OUT, Found.LEFT_OUT)]
+)
+async def test_self_test_does_not_count_a_circumstance_that_differs_or_is_left_out_without_a_fault(
+    clean: Verdict, result: Found
+) -> None:
+    everything = dict.fromkeys(PLANTS, Verdict.DIFFERENT)
+    assert set((await found_of(FakeVerification(clean, everything, frozenset({"state"})))).values()) == {result}
+
+
+async def test_self_test_leaves_faults_of_states_out_where_a_model_has_none() -> None:
+    found = await found_of(FakeVerification(Verdict.SAME, dict.fromkeys(PLANTS, Verdict.DIFFERENT)))
+    assert {name for name, result in found.items() if result is Found.LEFT_OUT} == {"state_late", "uncleared_slot"}
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        ([Found.DETECTED, Found.LEFT_OUT], 0),
+        ([Found.DETECTED, Found.NOT_SHOWN], 2),
+        ([Found.LEFT_OUT], 2),
+        ([Found.DETECTED, Found.MISSED, Found.NOT_SHOWN], 1),
+    ],
+)
+def test_self_test_exit_code_is_0_only_if_every_fault_that_may_be_is_detected(found: list[Found], code: int) -> None:
+    assert exit_code([Detection(FAULTS[0], one, "") for one in found]) == code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("like", "missing"),
+    [
+        ("llama", {"state_late", "uncleared_slot"}),
+        ("gpt_oss", {"state_late", "uncleared_slot"}),
+        ("deepseek_v3", {"state_late", "uncleared_slot"}),
+        ("falcon_h1", set()),
+        ("qwen3_next", set()),
+        ("kimi_linear", set()),
+        ("jamba", set()),
+        ("lfm2", set()),
+    ],
+)
+def test_self_test_every_fault_is_detected_on_each_mixer(
+    like: str, missing: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / like)
+    assert main(["models", "make", "--like", like, "--out", path, "--hidden-size", "64"]) == 0
+    capsys.readouterr()
+    assert main(["verify", path, "--self-test", "--json"]) == 0
+    results: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    found = {one["fault"]["name"]: one["found"] for one in results}
+    assert found == {name: "left out" if name in missing else "detected" for name in PLANTS}, results
