@@ -16,7 +16,7 @@ import numpy.typing as npt
 from forebay.base.errors import ModelError
 from forebay.base.log import event, get_logger
 from forebay.families.architecture import Architecture
-from forebay.families.gguf_names import ROPE_FACTORS, architecture_of, hf_name
+from forebay.families.gguf_names import LONG_ROPE, ROPE_FACTORS, architecture_of, hf_name
 from forebay.families.model_config import Family, ModelConfig, config_from_folder, config_from_gguf, family
 from forebay.families.tensor_names import TensorNames
 from forebay.formats.file_array import FileArray
@@ -265,7 +265,7 @@ def _open_gguf(path: Path) -> Checkpoint:
     _, architecture = architecture_of(file)
     tensors: dict[str, StoredTensor] = {}
     for stored in file.tensors.values():
-        if stored.name != ROPE_FACTORS:  # part of the configuration
+        if stored.name not in (ROPE_FACTORS, *LONG_ROPE.values()):  # part of the configuration
             tensors.update(_gguf_tensors(file, stored, architecture, config))
     tensors = architecture.restore(architecture.reorder(tensors, config))
     return Checkpoint(path=file.path, config=config, tensors=tensors, gguf_metadata=file.metadata)

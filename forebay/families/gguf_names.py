@@ -19,6 +19,8 @@ from forebay.formats.gguf import GgufFile
 
 _BLOCK_TENSOR: Final = re.compile(r"blk\.(\d{1,6})\.([a-z0-9_]+(?:\.[a-z_]+)??)(\.weight|\.bias|)")
 ROPE_FACTORS: Final = "rope_freqs.weight"
+LONG_ROPE: Final = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+LONG_ROPE_AMPLITUDE: Final = "rope.scaling.attn_factor"
 _MAX_ROPE_FACTORS: Final = 4096
 
 # Metadata under `<architecture>.`, with config.json's names for what they say. Whatever is in neither table could
@@ -149,12 +151,14 @@ def _own_metadata(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
 
 def _rope_scaling(file: GgufFile, own: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = own.get("rope.scaling.type", "none")
+    if any(name in file.tensors for name in LONG_ROPE.values()):
+        return _long_rope(file, own)
     if ROPE_FACTORS in file.tensors:
         if kind != "none":
             raise ModelError(
                 f"{file.path}: it has both {ROPE_FACTORS} and rope.scaling.type {brief(kind)}: unsupported"
             )
-        return {"rope_type": "frequency_factors", "factors": _rope_factors(file)}
+        return {"rope_type": "frequency_factors", "factors": _rope_factors(file, ROPE_FACTORS)}
     if kind == "none":
         return None
     scaling = {"rope_type": kind, "factor": own.get("rope.scaling.factor")}
@@ -163,12 +167,22 @@ def _rope_scaling(file: GgufFile, own: Mapping[str, Any]) -> dict[str, Any] | No
     return scaling
 
 
-def _rope_factors(file: GgufFile) -> list[float]:
-    """Return the divisors of Llama 3's frequency scaling; llama.cpp's converter computes them once and stores them."""
-    tensor = file.tensors[ROPE_FACTORS]
+def _long_rope(file: GgufFile, own: Mapping[str, Any]) -> dict[str, Any]:
+    if missing := next((name for name in LONG_ROPE.values() if name not in file.tensors), ""):
+        raise ModelError(f"{file.path}: {missing} is missing, the other list of a LongRoPE's factors")
+    length = {"original_max_position_embeddings": own.get("rope.scaling.original_context_length")}
+    amplitude = {"attention_factor": own[LONG_ROPE_AMPLITUDE]} if LONG_ROPE_AMPLITUDE in own else {}
+    factors = {ours: _rope_factors(file, name) for ours, name in LONG_ROPE.items()}
+    return {"rope_type": "longrope", **factors, **length, **amplitude}
+
+
+def _rope_factors(file: GgufFile, name: str) -> list[float]:
+    """Return divisors of frequencies: of Llama 3's scaling, which llama.cpp's converter computes once and stores, or of
+    a LongRoPE."""
+    tensor = file.tensors[name]
     if tensor.type.name != "F32" or math.prod(tensor.shape) > _MAX_ROPE_FACTORS:
-        raise ModelError(f"{file.path}: {ROPE_FACTORS} is {tensor.type.name} {tensor.shape}, not a short list of F32")
-    factors: list[float] = file.raw(ROPE_FACTORS).read().view(np.float32).reshape(-1).tolist()
+        raise ModelError(f"{file.path}: {name} is {tensor.type.name} {tensor.shape}, not a short list of F32")
+    factors: list[float] = file.raw(name).read().view(np.float32).reshape(-1).tolist()
     return factors
 
 

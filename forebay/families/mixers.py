@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Xielu(NamedTuple):
+    """The numbers of an xIELU as checkpoints have them; the two alphas before their softplus."""
+
+    alpha_p: float
+    alpha_n: float
+    beta: float
+    eps: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

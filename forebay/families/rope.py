@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,6 +10,8 @@ from typing import Any, Final
 from forebay.base.errors import ModelError, brief
 from forebay.families.fields import MAX_NUMBER, Fields, is_number
 
+# What LongRoPE multiplies cosines and sines by, with the one list of factors and with the other.
+MSCALES: Final = ("short_mscale", "long_mscale")
 # What each type needs, and what it may have besides. `frequency_factors` is how GGUF files store llama3 scaling.
 _NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "default": (),
@@ -16,11 +19,13 @@ _NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
     "frequency_factors": ("factors",),
     "proportional": ("partial_rotary_factor",),
 }
 _ALLOWED: Final[dict[str, tuple[str, ...]]] = {
     "dynamic": ("original_max_position_embeddings",),
+    "longrope": ("factor", "attention_factor", *MSCALES),
     "proportional": ("factor",),
     "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
 }
@@ -28,7 +33,7 @@ _ALLOWED: Final[dict[str, tuple[str, ...]]] = {
 ROPE_FIELDS: Final = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 
 # What the angles of these are scaled from is the length of before: if need be, the model's own.
-TRAINED_LENGTH: Final = ("llama3", "yarn")
+TRAINED_LENGTH: Final = ("llama3", "longrope", "yarn")
 
 _COMMON: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
@@ -65,11 +70,34 @@ def rope_theta_and_scaling(
         return theta, None
     values = _values_of(parameters, rope_type)
     if rope_type in TRAINED_LENGTH:
-        values.setdefault("original_max_position_embeddings", max_positions)
+        own = trained if rope_type == "longrope" and trained is not None else max_positions
+        values.setdefault("original_max_position_embeddings", own)
         if trained not in (None, values["original_max_position_embeddings"]):
             # transformers takes one or the other, by the order in which it meets them.
             raise fields.wrong("original_max_position_embeddings", "within the object that describes the rope")
-    return theta, {"rope_type": rope_type, **_checked(values, rope_type, where)}
+    checked = _checked(values, rope_type, where)
+    if rope_type == "longrope":
+        checked = _with_amplitudes(checked, max_positions, where)
+    return theta, {"rope_type": rope_type, **checked}
+
+
+def long_rope(scaling: Mapping[str, Any] | None, num_positions: int) -> bool:
+    """Return whether angles of a table of so many positions are those for texts above the length that a LongRoPE was
+    trained on. All texts of an engine have the same, so that tokens that are kept serve longer texts, too."""
+    if scaling is None or scaling["rope_type"] != "longrope":
+        return False
+    return num_positions > float(scaling["original_max_position_embeddings"])
+
+
+def _with_amplitudes(values: dict[str, Any], max_positions: int, where: str) -> dict[str, Any]:
+    """Return LongRoPE's values with the amplitude for each list of factors (arXiv 2402.13753, section 3.3)."""
+    length = values["original_max_position_embeddings"]
+    if length <= 1:
+        raise ModelError(f"{where}: original_max_position_embeddings is {brief(length)}; it must be above 1")
+    factor = values.pop("factor", max_positions / length)
+    grown = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
+    amplitude = values.pop("attention_factor", grown)
+    return {**values, **{name: values.get(name, amplitude) for name in MSCALES}}
 
 
 def ropes_by_kind(
@@ -183,5 +211,8 @@ def _check_flag(where: str, name: str, value: Any) -> None:
         raise ModelError(f"{where}: {name} is {value!r}, not true or false")
 
 
-_CHECKS: Final[dict[str, Callable[[str, str, Any], object]]] = {"factors": _check_list, "truncate": _check_flag}
+_CHECKS: Final[dict[str, Callable[[str, str, Any], object]]] = {
+    **dict.fromkeys(("factors", "short_factor", "long_factor"), _check_list),
+    "truncate": _check_flag,
+}
 """Checks of values that are not one positive number, by key."""

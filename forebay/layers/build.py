@@ -78,13 +78,13 @@ class Parts:
         """To be packed, and not kept."""
         return self.weights.values(TensorParam(names=(self.prefix + name,), sizes=shape[:1], inner=shape[1:]))
 
-    def number(self, name: str) -> float:
-        """A weight that is one number; 1 if there are only shapes."""
-        return self.weights.number(TensorParam(names=(self.prefix + name,), sizes=(1,)))
+    def number(self, name: str, *, bare: bool = False) -> float:
+        """A weight that is one number; 1 if there are only shapes. `bare` as in `TensorParam`."""
+        return self.weights.number(TensorParam(names=(self.prefix + name,), sizes=(1,), bare=bare))
 
     def bound(self, name: str) -> Tensor:
         """Load one number that values are held within, perhaps an infinity: [1]."""
-        return self.weights.tensor(TensorParam(names=(self.prefix + name,), sizes=(1,), bound=True))
+        return self.weights.tensor(TensorParam(names=(self.prefix + name,), sizes=(1,), bound=True, bare=True))
 
     def ones(self, size: int) -> Tensor:
         """For a norm without a weight."""

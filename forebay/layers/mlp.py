@@ -5,6 +5,7 @@ Shape letters: T tokens, H hidden size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +14,7 @@ from typing import Final
 
 from torch import Tensor
 
+from forebay.families.mixers import Xielu
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.linear import Linear
@@ -26,22 +28,24 @@ UP_DOWN: Final = ("up_proj", "down_proj")
 
 class Activation(StrEnum):
     """Activation function of a gate, which is multiplied with up, or used alone: the square of a ReLU (Primer, arXiv
-    2109.08668, 4.1), and a GELU."""
+    2109.08668, 4.1), a GELU, and an xIELU."""
 
     SILU = "silu"
     GELU_TANH = "gelu_pytorch_tanh"
     RELU2 = "relu2"  # without a gate
     GELU_TANH_UNGATED = "gelu_pytorch_tanh, no gate"
+    XIELU = "xielu"  # without a gate
 
 
-_UNGATED: Final = (Activation.RELU2, Activation.GELU_TANH_UNGATED)
+_UNGATED: Final = (Activation.RELU2, Activation.GELU_TANH_UNGATED, Activation.XIELU)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlpSpec:
     """`names`: the checkpoint's names of gate, up and down, or of both inputs of the activation in one tensor, and
     down. The gate and the layer's output are multiplied by `gate_scale` and `scale`. With a `limit`, which is 0 for
-    none, gate and up of SiLU are cut at it as in `ElementwiseOps.clamped_swiglu` with offset 0."""
+    none, gate and up of SiLU are cut at it as in `ElementwiseOps.clamped_swiglu` with offset 0. `xielu`: the numbers of
+    an xIELU, None if they are in the checkpoint, below `act_fn`."""
 
     name: str
     hidden_size: int
@@ -52,6 +56,7 @@ class MlpSpec:
     gate_scale: float = 1.0
     scale: float = 1.0
     limit: float = 0.0
+    xielu: Xielu | None = None
 
     def build(self, parts: Parts) -> Mlp:
         return Mlp(self, parts)
@@ -61,16 +66,8 @@ class Mlp:
     """Feed-forward layer: down(activation(gate, up)), or down(activation(up)) without a gate."""
 
     def __init__(self, spec: MlpSpec, parts: Parts) -> None:
-        parts, ops = parts.within(spec.name), parts.ops
-        activations: dict[Activation, Callable[[Tensor], Tensor]] = {
-            Activation.SILU: ops.elementwise.silu_and_mul,
-            Activation.GELU_TANH: ops.elementwise.gelu_and_mul,
-            Activation.RELU2: ops.elementwise.relu2,
-            Activation.GELU_TANH_UNGATED: ops.elementwise.gelu,
-        }
-        self._activate = activations[spec.activation]
-        if spec.limit:
-            self._activate = partial(ops.elementwise.clamped_swiglu, alpha=1.0, limit=spec.limit, offset=0.0)
+        parts = parts.within(spec.name)
+        self._activate = _activation(spec, parts)
         (*before, down), size, hidden_size = spec.names, spec.intermediate_size, spec.hidden_size
         up = 0 if spec.activation in _UNGATED else size
         self.before = parts.linear(
@@ -84,6 +81,31 @@ class Mlp:
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """down(activation(gate(x)) * up(x)), or down(activation(up(x))): x [T, H] -> [T, H]."""
         return self.down(ctx, self._activate(self.before(ctx, x)))
+
+
+def _activation(spec: MlpSpec, parts: Parts) -> Callable[[Tensor], Tensor]:
+    ops = parts.ops.elementwise
+    if spec.limit:
+        return partial(ops.clamped_swiglu, alpha=1.0, limit=spec.limit, offset=0.0)
+    if spec.activation is Activation.XIELU:
+        alpha_p, alpha_n, beta, eps = spec.xielu or _stored_xielu(parts.within("act_fn"))
+        return partial(ops.xielu, alpha_p=_softplus(alpha_p), alpha_n=beta + _softplus(alpha_n), beta=beta, eps=eps)
+    activations: dict[Activation, Callable[[Tensor], Tensor]] = {
+        Activation.SILU: ops.silu_and_mul,
+        Activation.GELU_TANH: ops.gelu_and_mul,
+        Activation.RELU2: ops.relu2,
+        Activation.GELU_TANH_UNGATED: ops.gelu,
+    }
+    return activations[spec.activation]
+
+
+def _stored_xielu(parts: Parts) -> Xielu:
+    alpha_p, alpha_n = parts.number("alpha_p"), parts.number("alpha_n")
+    return Xielu(alpha_p, alpha_n, parts.number("beta", bare=True), parts.number("eps", bare=True))
+
+
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

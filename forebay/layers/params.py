@@ -35,7 +35,7 @@ class TensorParam:
     are runs of rows, all of them or none, and the factor of each when it is loaded: so a constant multiplier of a
     layer's input or output costs nothing in a step. `min_bits` are the fewest bits that may hold it: 4 or 8 for a
     matrix that is only multiplied with or looked up in, 16 for the model's dtype. A `bound` is one number that values
-    are held within, perhaps an infinity; files have it without a dimension.
+    are held within, perhaps an infinity. `bare`: files have the one number without a dimension.
     """
 
     names: tuple[str, ...]
@@ -46,6 +46,7 @@ class TensorParam:
     scales: Scales = ()
     min_bits: int = 16
     bound: bool = False
+    bare: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,7 +64,7 @@ class TensorParam:
     def parts(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Each checkpoint tensor's name and shape."""
         for name, size in zip(self.names, self.sizes, strict=True):
-            yield name, () if self.bound else (size, *self.inner)
+            yield name, () if self.bare else (size, *self.inner)
 
 
 def vector(name: str, size: int, *, offset: float = 0.0) -> TensorParam:

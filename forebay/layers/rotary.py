@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from forebay.base.errors import ModelError
-from forebay.families.rope import RopeSections
+from forebay.families.rope import RopeSections, long_rope
 from forebay.ops.weight_memory import WeightMemory
 
 Scaling = Mapping[str, Any]
@@ -84,12 +84,21 @@ def _table(spec: RopeSpec | QueryScaleSpec, num_positions: int) -> Tensor:
 
 def cos_sin_table(*, head_dim: int, theta: float, scaling: Scaling | None, num_positions: int) -> Tensor:
     """[num_positions, head_dim] float32: of each position the cosines of all frequencies, then the sines."""
-    frequencies, amplitude = inverse_frequencies(head_dim=head_dim, theta=theta, scaling=scaling)
+    known = _for_positions(scaling, num_positions)
+    frequencies, amplitude = inverse_frequencies(head_dim=head_dim, theta=theta, scaling=known)
     angles = torch.arange(num_positions, dtype=torch.float32).unsqueeze(1) * frequencies
     table = torch.empty(num_positions, head_dim)
     torch.cos(angles, out=table[:, : head_dim // 2])
     torch.sin(angles, out=table[:, head_dim // 2 :])
     return table if amplitude == 1.0 else table.mul_(amplitude)
+
+
+def _for_positions(scaling: Scaling | None, num_positions: int) -> Scaling | None:
+    """Choose one of the two lists of a LongRoPE, arXiv 2402.13753, by the length of the table."""
+    if scaling is None or scaling["rope_type"] != "longrope":
+        return scaling
+    kind = "long" if long_rope(scaling, num_positions) else "short"
+    return {"rope_type": "longrope", "factors": scaling[f"{kind}_factor"], "amplitude": scaling[f"{kind}_mscale"]}
 
 
 def inverse_frequencies(*, head_dim: int, theta: float, scaling: Scaling | None) -> tuple[Tensor, float]:
@@ -116,6 +125,11 @@ def _frequency_factors(plain: Tensor, scaling: Scaling, theta: float) -> tuple[T
     if factors.shape != plain.shape:
         raise ModelError(f"the rope has {len(factors)} factors for {len(plain)} frequencies")
     return plain / factors, 1.0
+
+
+def _longrope(plain: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
+    frequencies, _ = _frequency_factors(plain, scaling, theta)
+    return frequencies, scaling["amplitude"]
 
 
 def _proportional(plain: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
@@ -178,6 +192,7 @@ _SCALINGS: Final[Mapping[str, Callable[[Tensor, Scaling, float], tuple[Tensor, f
     "linear": _linear,
     "dynamic": _dynamic,
     "frequency_factors": _frequency_factors,
+    "longrope": _longrope,
     "proportional": _proportional,
     "llama3": _llama3,
     "yarn": _yarn,

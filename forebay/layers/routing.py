@@ -22,7 +22,8 @@ class RouterSpec:
     what it adds to the scores for the choice alone, "" for nothing; with `correction_in_row` checkpoints have it as one
     row. `factors` is the name of what experts' weights are multiplied by, "" for nothing. `table` is the name of the
     experts of each of `vocab_size` token ids, which are then not chosen but looked up; "" for none. With a `norm`, the
-    name of its weight, the layer's input is normed; its outputs are multiplied by `scale`."""
+    name of its weight, the layer's input is normed; its outputs are multiplied by `scale`. With a `jitter`, None
+    for none, a SparseMixer chooses (see `ExpertOps.sparse_mixer`) instead of the rest of `gating`."""
 
     name: str
     hidden_size: int
@@ -37,6 +38,7 @@ class RouterSpec:
     norm: str = ""
     norm_eps: float = 0.0
     scale: float = 1.0
+    jitter: float | None = None
 
 
 class Router:
@@ -78,4 +80,6 @@ class Router:
         if self._table is not None:
             assert ctx.input_ids is not None, "a step of a model without its tokens"
             return ops.experts.hash_gating(logits, ctx.input_ids, self._table, spec.gating)
+        if spec.jitter is not None:
+            return ops.experts.sparse_mixer(logits, spec.jitter)
         return ops.experts.topk_gating(logits, spec.gating, self._correction, self._factors)

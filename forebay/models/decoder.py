@@ -37,9 +37,9 @@ Names = tuple[str | None, str | None]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderSpec:
     """`tied`: the embedding is used for the logits too. Embeddings are multiplied by `embedding_scale` and, with
-    `embedding_norm`, normed without a weight. Logits are multiplied by `logits_scale`, and then held within
-    +-`logits_cap`, 0 for no cap. `per_layer`: further inputs of layers. `streams`: None if layers have one residual
-    stream. `draft_head`: None if it is not used."""
+    `embedding_norm`, normed without a weight. Logits have a bias with `head_bias`, which excludes `tied`, are
+    multiplied by `logits_scale`, and then held within +-`logits_cap`, 0 for no cap. `per_layer`: further inputs of
+    layers. `streams`: None if layers have one residual stream. `draft_head`: None if it is not used."""
 
     blocks: tuple[BlockSpec, ...]
     embedding: TensorParam
@@ -49,6 +49,7 @@ class DecoderSpec:
     max_positions: int
     embedding_scale: float = 1.0
     embedding_norm: bool = False
+    head_bias: bool = False
     logits_scale: float = 1.0
     logits_cap: float = 0.0
     per_layer: PerLayerInputsSpec | None = None
@@ -214,7 +215,9 @@ class Model:
         self._per_layer = None if spec.per_layer is None else spec.per_layer.build(parts)
         if not spec.tied:
             vocab_size, hidden_size = spec.embedding.shape
-            head = parts.without_adapters.linear({"lm_head": vocab_size}, hidden_size, min_bits=HEAD_BITS)
+            head = parts.without_adapters.linear(
+                {"lm_head": vocab_size}, hidden_size, bias=spec.head_bias, min_bits=HEAD_BITS
+            )
             self._head = head.weight
         else:
             self._head = ops.linear.pack(table, inputs=self.dtype) if isinstance(table, Tensor) else table

@@ -55,8 +55,8 @@ def _inner(activation: Activation, gate_scale: float = 1.0, limit: float = 0.0) 
         return f"Wd (silu(g) u), g, u = Wg h, Wu h in +-{limit:.4g}"
     if activation is Activation.RELU2:
         return "Wd relu(Wu h)^2"
-    if activation is Activation.GELU_TANH_UNGATED:
-        return "Wd gelu(Wu h)"
+    if activation in (Activation.GELU_TANH_UNGATED, Activation.XIELU):
+        return f"Wd {'xielu' if activation is Activation.XIELU else 'gelu'}(Wu h)"
     name = "gelu" if activation is Activation.GELU_TANH else "silu"
     return f"Wd ({name}({times(gate_scale)}Wg h) Wu h)"
 
@@ -71,6 +71,8 @@ def _mixture(router: RouterSpec, expert: str, size: int) -> Term:
     gating, logits = router.gating, f"{times(router.scale)}Wr {'norm(h)' if router.norm else 'h'}"
     if router.table:
         return _hashed(router, expert, size, logits)
+    if router.jitter is not None:
+        return _mixed(router, expert, size, logits)
     if gating.scoring is Scoring.SOFTMAX:
         share = f"{times(gating.scale)}softmax over {'those' if gating.normalize else 'all'} of {logits}"
     else:
@@ -83,6 +85,13 @@ def _mixture(router: RouterSpec, expert: str, size: int) -> Term:
     chosen = f"{gating.num_experts_per_tok} of {router.num_experts}{groups}{corrected}"
     line = f"experts(h) = sum of g_i {expert}  of {size:,}"
     return Term(f"experts({ARGUMENT})", (line, f"  i: {chosen}; g = {share}"))
+
+
+def _mixed(router: RouterSpec, expert: str, size: int, logits: str) -> Term:
+    line = f"experts(h) = sum of g_i {expert}  of {size:,}"
+    near = f"those at most {2 * router.jitter:.4g} below it, relative to them" if router.jitter else "its equals"
+    share = f"softmax over {near}, of {logits}, the second's without the first"
+    return Term(f"experts({ARGUMENT})", (line, f"  i: 2 of {router.num_experts}; g = {share}"))
 
 
 def _hashed(router: RouterSpec, expert: str, size: int, logits: str) -> Term:

@@ -115,6 +115,7 @@ def _experts(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
 
 
 def _gating(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
+    yield from ops.experts.sparse_mixer(normal((ROWS, 12), F32, seed=1), 0.1)
     for scoring in Scoring:
         gating = Gating(num_experts_per_tok=3, scoring=scoring, normalize=True, groups=4, best_groups=2)
         for summed in (1, 2):
@@ -240,6 +241,7 @@ def _elementwise(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
         ops.elementwise.gelu_and_mul(x, exact=True),
         ops.elementwise.relu2(x),
         ops.elementwise.gelu(x),
+        ops.elementwise.xielu(x, alpha_p=0.8, alpha_n=1.3, beta=0.5, eps=-1e-6),
     )
     yield ops.elementwise.clamped_swiglu(x, alpha=1.702, limit=2.5)
     yield from (

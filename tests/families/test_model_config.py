@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -65,6 +66,26 @@ def test_defaults_are_those_of_transformers(model_type, read):
     assert ours.sliding_window == (getattr(theirs, "sliding_window", None) or 0)
 
 
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
+def test_phi_ropes_of_all_names_are_longropes_of_the_length_in_either_place(kind, read):
+    rope = {"type": kind, "short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    own = {"original_max_position_embeddings": 64}
+    fields = {
+        "model_type": "phi3",
+        "sliding_window": 2048,
+        "partial_rotary_factor": 0.75,
+        "max_position_embeddings": 2048,
+    }
+    outside = read(**fields, rope_scaling=rope, **own, full_attn_mod=1, interpolate_factor=1, lm_head_bias=False)
+    assert outside == read(**fields, rope_scaling={**rope, **own})
+    amplitude = math.sqrt(1 + math.log(32) / math.log(64))
+    expected = {**own, "short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    expected |= {"rope_type": "longrope", "short_mscale": amplitude, "long_mscale": amplitude}
+    assert outside.rope_scaling == expected
+    assert (outside.rotary_dim, outside.sliding_window, outside.unknown_options) == (12, 0, ())
+    assert read(**fields, rope_scaling=rope).rope_scaling["original_max_position_embeddings"] == 4096
+
+
 def test_a_null_flag_is_off_whatever_the_default(read):
     """As to transformers, where it may be null at all."""
     latent = {"model_type": "deepseek_v3", "n_group": 2, "topk_group": 1, "n_routed_experts": 4}
@@ -120,6 +141,17 @@ def test_rope_parameters_of_both_generations_are_read(read):
     ("rope", "message"),
     [
         ({"rope_type": "longrope"}, "longrope"),
+        ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": ["x"]}, "long_factor"),
+        ({"rope_type": "longrope", "short_factor": [0.0], "long_factor": [1.0]}, "short_factor"),
+        (
+            {
+                "rope_type": "longrope",
+                "short_factor": [1.0],
+                "long_factor": [1.0],
+                "original_max_position_embeddings": 1,
+            },
+            "above 1",
+        ),
         ({"rope_type": ["linear"]}, "linear"),
         ({"rope_type": "linear"}, "needs factor"),
         ({"rope_type": "linear", "factor": 0}, "factor"),
@@ -147,6 +179,8 @@ def test_rope_parameters_that_are_not_honoured_are_refused(rope, message, read):
         ({"auto_map": {"AutoModel": "modeling.py"}}, "remote code"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "longrope"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "su", "short_mscale": 1.0}}, "short_mscale"),
+        ({"model_type": "phi3", "lm_head_bias": True}, "lm_head_bias"),
         ({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_parameters"),
         ({"pretraining_tp": 2}, "pretraining_tp"),
         ({"pretraining_tp": True}, "pretraining_tp"),

@@ -10,6 +10,8 @@ from transformers import AutoConfig
 from forebay import models
 from forebay.base.errors import ModelError
 from forebay.families.exaone_moe.config import FAMILY as EXAONE_MOE
+from forebay.families.model_config import config_of
+from tests.cli.public_decoders import PUBLISHED
 from tests.families.given import GIVEN, HOSTILE
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -36,6 +38,7 @@ NAMES: dict[str, dict[str, str]] = {
     "granitemoe_swa": {**GRANITE_MOE, "shared_intermediate_size": "shared_intermediate_size"},
     "gemma": {},
     "glm": {},
+    "apertus": {},
     "exaone": {"mlp_bias": "mlp_bias"},
     "exaone4": {},
     "exaone_moe": {
@@ -115,6 +118,11 @@ def test_exaone_moe_reads_published_names_and_those_of_transformers(read):
     assert EXAONE_MOE.names.here("mtp.layers.0.mlp.gate.weight", 8) == ""
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files_have_no_option_that_is_unknown(name):
+    assert config_of(PUBLISHED[name][0]).unknown_options == ()
+
+
 def test_exaone_reads_published_fields_and_those_of_transformers(read):
     theirs = {"num_layers": 5, "layer_norm_epsilon": 0.25, "activation_function": "silu", "embed_dropout": 0.1}
     published = read("exaone", num_hidden_layers=None, auto_map={"AutoConfig": "x.C"}, **theirs)
@@ -180,6 +188,13 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ("gemma", {"hidden_act": "silu"}, "hidden_act"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("glm", {"partial_rotary_factor": 0}, "partial_rotary_factor"),
+        ("apertus", {"hidden_act": "silu"}, "hidden_act"),
+        ("apertus", {"qk_norm": False}, "qk_norm"),
+        ("apertus", {"post_norm": True}, "post_norm"),
+        ("apertus", {"mlp_bias": True}, "mlp_bias"),
+        ("apertus", {"xielu": [[0.1, 0.2, 0.5, 0.0]] * 7}, "a list of 8"),
+        ("apertus", {"xielu": [[0.1, 0.2, 0.5]] * 8}, "a list of 8"),
+        ("apertus", {"xielu": [[0.1, 0.2, 0.5, 1e5]] * 8}, "a list of 8"),
         ("exaone", {"activation_function": "gelu"}, "hidden_act"),
         ("exaone4", {"sliding_window": None, "layer_types": [SLIDING] * 8}, "layer_types"),
         ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern"),
@@ -222,7 +237,7 @@ def test_what_is_not_honoured_is_refused(model_type, fields, message, read):
 
 OTHER_NAMES = (
     *("rope_theta", "rope_scaling", "is_moe_layer", "num_local_experts", "num_experts_per_tok", "bias", "qkv_bias"),
-    *("moe_intermediate_size", "num_shared_expert", "partial_rotary_factor"),
+    *("moe_intermediate_size", "num_shared_expert", "partial_rotary_factor", "xielu"),
 )
 
 

@@ -47,6 +47,7 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "glm4_moe": {**GROUPED, "qk_norm": "use_qk_norm"},
     "mixtral": WIDE,
+    "phimoe": {**WIDE, "jitter": "router_jitter_noise", "head_bias": "lm_head_bias"},
     "qwen2_moe": {
         "experts.num_experts": "num_experts",
         "experts.per_token": "num_experts_per_tok",
@@ -163,6 +164,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "glm4_moe": {"num_nextn_predict_layers": 1, "partial_rotary_factor": 0.5, "rope_scaling": None},
     "mixtral": {"sliding_window": None, "router_aux_loss_coef": 0.02},
+    "phimoe": {
+        "sliding_window": 512, "input_jitter_noise": 0.01, "hidden_dropout": 0.0, "auto_map": {"AutoConfig": "x.Y"},
+        "original_max_position_embeddings": 256, "rope_scaling": {
+            "type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "short_mscale": 1.2,
+            "long_mscale": 1.2, "original_max_position_embeddings": 256,
+        },
+    },
     "qwen2_moe": {"use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 21, "mlp_only_layers": []},
     "minimax_m2": {
         "attn_type_list": [1] * 8, "qk_norm_type": "per_layer", "use_qk_norm": True, "use_routing_bias": True,
@@ -219,6 +227,11 @@ def test_the_fields_of_published_files_are_known(model_type, read):
         ("mixtral", {"sliding_window": 0}, "sliding_window"),
         ("mixtral", {"layer_types": [FULL, SLIDING] * 4, "sliding_window": 4}, "layer_types"),
         ("mixtral", {"num_local_experts": 2**17}, "experts"),
+        ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok"),
+        ("phimoe", {"num_local_experts": 1, "num_experts_per_tok": 2}, "num_experts_per_tok"),
+        ("phimoe", {"router_jitter_noise": -0.1}, "router_jitter_noise"),
+        ("phimoe", {"lm_head_bias": True, "tie_word_embeddings": True}, "lm_head_bias"),
+        ("phimoe", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8}}, "short_mscale"),
         ("qwen2_moe", {"num_experts": 0}, "num_experts"),
         ("qwen2_moe", {"layer_types": [SLIDING] * 8}, "layer_types"),
         ("qwen2_moe", {"use_sliding_window": True, "layer_types": [SLIDING]}, "layer_types"),

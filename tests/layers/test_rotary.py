@@ -82,6 +82,21 @@ def test_frequency_factors_divide_each_frequency():
     assert amplitude == 1.0
 
 
+@pytest.mark.parametrize(("num_positions", "kind"), [(31, "short"), (32, "short"), (33, "long"), (100, "long")])
+def test_longrope_takes_the_angles_of_the_table_s_length(num_positions, kind):
+    scaling = {
+        "short_factor": [1.0, 2.0, 4.0],
+        "long_factor": [2.0, 3.0, 8.0],
+        "short_mscale": 1.1,
+        "long_mscale": 1.3,
+    }
+    given = {"rope_type": "longrope", "original_max_position_embeddings": 32, **scaling}
+    table = cos_sin_table(head_dim=6, theta=1e4, scaling=given, num_positions=num_positions)
+    factors = {"rope_type": "frequency_factors", "factors": scaling[f"{kind}_factor"]}
+    plain = cos_sin_table(head_dim=6, theta=1e4, scaling=factors, num_positions=num_positions)
+    torch.testing.assert_close(table, plain * scaling[f"{kind}_mscale"], rtol=0, atol=0)
+
+
 def test_query_scales_equal_those_of_transformers():
     positions, length = torch.arange(200), 16
     scales = RopeTables(200, "cpu", None).table(QueryScaleSpec(0.3, length))

@@ -116,6 +116,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granitemoeshared": ("granitemoeshared", {**_GRANITE_MOE, "shared_intermediate_size": 40}),
     "granitemoeshared-without": ("granitemoeshared", {**_GRANITE_MOE, "shared_intermediate_size": 0}),
+    "apertus": ("apertus", {"rope_parameters": _LLAMA3}),
+    "apertus-biases-tied": (
+        "apertus",
+        {"attention_bias": True, "tie_word_embeddings": True, "rope_parameters": _LINEAR},
+    ),
     "exaone": ("exaone", {"rope_parameters": _LLAMA3}),
     "exaone-biases-tied": ("exaone", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "exaone4": ("exaone4", {"layer_types": [SLIDING, FULL, SLIDING], "sliding_window": 6, "rope_parameters": _LLAMA3}),

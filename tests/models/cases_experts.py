@@ -35,7 +35,30 @@ _HY = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 _YARN = {"rope_type": "yarn", "rope_theta": 5_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 _LINEAR = {"rope_type": "linear", "rope_theta": 5_000.0, "factor": 4.0}
 
+_LONG_FACTORS = [2.0, 2.5, 3.0, 4.0, 6.0, 9.0]
+_PHIMOE = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    # transformers 5.24 takes phimoe's short factors at any length, and only the amplitude by the length.
+    "phimoe": (
+        "phimoe",
+        {
+            **_PHIMOE,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "router_jitter_noise": 0.3,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 5_000.0,
+                "short_factor": _LONG_FACTORS,
+                "long_factor": _LONG_FACTORS,
+                "short_mscale": 1.4,
+                "long_mscale": 1.25,
+                "original_max_position_embeddings": 4,
+            },
+        },
+    ),
+    "phimoe-window-tied": ("phimoe", {**_PHIMOE, "sliding_window": 6, "tie_word_embeddings": True}),
     "glm4_moe_lite": ("glm4_moe_lite", {**_LATENT, **_GROUPED, "n_group": 1, "topk_group": 1}),
     "glm4_moe_lite-groups-halves-biases-yarn": (
         "glm4_moe_lite",

@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "glm4": (gguf.MODEL_ARCH.GLM4, False),
     "phi3": (gguf.MODEL_ARCH.PHI3, False),
     "phi3-window-partial-tied": (gguf.MODEL_ARCH.PHI3, False),
+    "phi3-longrope-partial": (gguf.MODEL_ARCH.PHI3, False),
     "ernie4_5": (gguf.MODEL_ARCH.ERNIE4_5, False),
     "ernie4_5-biases-untied": (gguf.MODEL_ARCH.ERNIE4_5, False),
     "qwen3_moe-gguf": (gguf.MODEL_ARCH.QWEN3MOE, False),
@@ -52,6 +53,9 @@ def convert(tiny, case: str, path: Path) -> Path:
     if rope["rope_type"] == "llama3":
         plain = 1.0 / rope["rope_theta"] ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
         tensors["rope_freqs.weight"] = (plain / ROPE_INIT_FUNCTIONS["llama3"](config)[0]).numpy()
+    if rope["rope_type"] == "longrope":
+        for kind in ("short", "long"):
+            tensors[f"rope_factors_{kind}.weight"] = np.array(rope[f"{kind}_factor"], np.float32)
     return write_gguf(path, _metadata(config), tensors, architecture=gguf.MODEL_ARCH_NAMES[arch])
 
 
@@ -95,7 +99,9 @@ def _metadata(config):
     if config.rope_parameters["rope_type"] in ("linear", "yarn"):
         metadata["rope.scaling.type"] = config.rope_parameters["rope_type"]
         metadata["rope.scaling.factor"] = config.rope_parameters["factor"]
-    if config.rope_parameters["rope_type"] == "yarn":
+    if config.rope_parameters["rope_type"] == "longrope":
+        metadata["rope.scaling.attn_factor"] = ROPE_INIT_FUNCTIONS["longrope"](config)[1]
+    if config.rope_parameters["rope_type"] in ("longrope", "yarn"):
         original = config.rope_parameters["original_max_position_embeddings"]
         metadata["rope.scaling.original_context_length"] = original
     return metadata

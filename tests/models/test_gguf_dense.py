@@ -29,19 +29,34 @@ from tests.models.tiny import random_ids
 
 ARCH = gguf.MODEL_ARCH
 Named = Iterator[tuple[str, np.ndarray]]
+Tensors = dict[str, np.ndarray]
+
+
+def no_extra(tensors: Tensors) -> dict[str, Any]:
+    return {}
 
 
 class Conversion(NamedTuple):
     """What llama.cpp's converter does to a family's tensors, and writes of its configuration besides the common.
-    `interleaved`: rotary pairs of q and k become neighbours."""
+    `interleaved`: rotary pairs of q and k become neighbours. `extra`: metadata made of tensors, which are left out."""
 
     arch: gguf.MODEL_ARCH
     metadata: Callable[[ModelConfig], dict[str, Any]]
     interleaved: bool = False
+    extra: Callable[[Tensors], dict[str, Any]] = no_extra
 
 
 def nothing(config: ModelConfig) -> dict[str, Any]:
     return {}
+
+
+def apertus_numbers(tensors: Tensors) -> dict[str, Any]:
+    """Take the four numbers of each layer's activation out of the tensors: a list for each."""
+    layers = range(sum(name.endswith("act_fn.eps") for name in tensors))
+    return {
+        f"xielu.{key}": [tensors.pop(f"model.layers.{layer}.mlp.act_fn.{key}").item() for layer in layers]
+        for key in ("alpha_p", "alpha_n", "beta", "eps")
+    }
 
 
 def window(config: ModelConfig) -> dict[str, Any]:
@@ -124,6 +139,7 @@ CONVERSIONS = {
     "granite-biases-tied-scaled": Conversion(ARCH.GRANITE, granite4, interleaved=True),
     "granitemoe": Conversion(ARCH.GRANITE_MOE, granite_moe, interleaved=True),
     "granitemoeshared": Conversion(ARCH.GRANITE_MOE, granite_moe, interleaved=True),
+    "apertus": Conversion(ARCH.APERTUS, nothing, extra=apertus_numbers),
     "exaone": Conversion(ARCH.EXAONE, nothing),
     "exaone4": Conversion(ARCH.EXAONE4, window),
     "exaone4-no-window-tied": Conversion(ARCH.EXAONE4, window),
@@ -158,9 +174,11 @@ def convert(
     """As llama.cpp's converter does it, with names from the gguf package's own table."""
     conversion, config = CONVERSIONS[case], open_checkpoint(source).config
     names = gguf.get_tensor_name_map(conversion.arch, config.num_layers)
+    stored = stacked_experts(load_file(source / "model.safetensors"))
+    extra = conversion.extra(stored)
     tensors = {
         named(names, new): np.ascontiguousarray(changed)
-        for name, values in stacked_experts(load_file(source / "model.safetensors")).items()
+        for name, values in stored.items()
         for new, changed in converted(config, conversion, name, values)
     }
     if (config.rope_scaling or {}).get("rope_type") == "llama3":
@@ -170,7 +188,8 @@ def convert(
         tensors["rope_freqs.weight"] = (plain / scaled).numpy()
     written = {**common_metadata(config), **conversion.metadata(config), **metadata}
     written = {key: value for key, value in written.items() if value is not None}
-    return write_gguf(path, written, tensors | (added or {}), architecture=gguf.MODEL_ARCH_NAMES[conversion.arch])
+    architecture = gguf.MODEL_ARCH_NAMES[conversion.arch]
+    return write_gguf(path, written, tensors | (added or {}), architecture=architecture, extra=extra)
 
 
 def named(names: gguf.TensorNameMap, name: str) -> str:

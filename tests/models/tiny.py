@@ -76,6 +76,13 @@ def _rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 5_000.0, **parameters}}
 
 
+def _longrope(trained: int, **parameters: Any) -> dict[str, Any]:
+    factors = [1.0, 1.5, 2.5, 4.0, 6.0, 9.0][: 3 if parameters else 6]
+    lists = {"short_factor": factors, "long_factor": [1.0 + factor for factor in factors]}
+    rope = _rope("longrope", **lists, original_max_position_embeddings=trained, **parameters)
+    return {**rope, "original_max_position_embeddings": trained}
+
+
 # (model type, what differs from BASE): at least one of each type, and each option that a type can have.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -131,6 +138,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"sliding_window": 6, "tie_word_embeddings": True} | _rope("default", partial_rotary_factor=0.5),
     ),
+    "phi3-longrope-short": ("phi3", _longrope(256)),
+    "phi3-longrope-partial": ("phi3", _longrope(4, partial_rotary_factor=0.5) | {"tie_word_embeddings": True}),
     "ernie4_5": ("ernie4_5", {}),
     "ernie4_5-biases-untied": (
         "ernie4_5",

@@ -172,4 +172,25 @@ DENSE: Final[tuple[Mutant, ...]] = (
         '(r"\\.mlp\\.c_fc_1\\.", ".mlp.gate_proj."),\n        (r"\\.mlp\\.c_fc_0\\.", ".mlp.up_proj."),',
         _PREFILL + "[torch-exaone]",
     ),
+    Mutant(
+        "C28 Apertus' activation grows with the square of what is above 0",
+        "ops/reference/elementwise.py",
+        "torch.where(values > 0, alpha_p * values * values, below)",
+        "torch.where(values > 0, alpha_p * values, below)",
+        _PREFILL + "[torch-apertus]",
+    ),
+    Mutant(
+        "C28 Apertus' alphas are stored before their softplus",
+        "layers/mlp.py",
+        "alpha_n=beta + _softplus(alpha_n)",
+        "alpha_n=beta + alpha_n",
+        _PREFILL + "[torch-apertus]",
+    ),
+    Mutant(
+        "C28 the alphas of Apertus' GGUF files are in the order of the file's names",
+        "families/apertus/gguf.py",
+        "for name in Xielu._fields]",
+        "for name in reversed(Xielu._fields)]",
+        _GGUF + "[torch-apertus]",
+    ),
 )

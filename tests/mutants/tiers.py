@@ -251,4 +251,11 @@ TIERS = (
         "",
         "scheduler/test_tiers.py::test_tiers_flush_empties_them",
     ),
+    Mutant(
+        "C31 files of other angles of a LongRoPE are another engine's",
+        "engine/lifecycle/tiers.py",
+        '"kernels": self._kernels',
+        '"kernels": self._ops.name',
+        "engine/test_long_rope.py::test_c31_longrope_contexts_below_and_above_its_length_have_other_identities",
+    ),
 )

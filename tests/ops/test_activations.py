@@ -25,6 +25,7 @@ GATED: dict[str, Callable[[Ops, Tensor], Tensor]] = {  # [gate | up] rows
     "mul_silu": lambda ops, x: ops.elementwise.mul_silu(x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]),
     "mul": lambda ops, x: ops.elementwise.mul(x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]),
     "relu2": lambda ops, x: ops.elementwise.relu2(x),
+    "xielu": lambda ops, x: ops.elementwise.xielu(x, alpha_p=0.8, alpha_n=1.3, beta=0.5, eps=-1e-6),
     "gelu": lambda ops, x: ops.elementwise.gelu(x),
     "gelu-exact": lambda ops, x: ops.elementwise.gelu(x, exact=True),
 }
@@ -90,6 +91,22 @@ def test_activations_are_close_to_float64(
     actual = GATED[name](native, torch.cat([gate, torch.ones_like(gate)], dim=1)).double()
     expected = exact(gate.double())
     assert ((actual - expected).abs() <= tolerance * expected.abs()).all()
+
+
+@pytest.mark.parametrize("eps", [-0.3, -1e-6, 0.2])
+def test_xielu_is_close_to_float64_on_both_sides_of_zero(native: NativeOps, eps: float) -> None:
+    x = torch.cat([normal((1, 50_001), torch.float32, seed=1, scale=scale) for scale in (1e-4, 0.3, 6)], dim=1)
+    given = {"alpha_p": 0.8, "alpha_n": 1.3, "beta": 0.5, "eps": eps}
+    actual = native.elementwise.xielu(x, **given).double()
+    exact = x.double()
+    below = 1.3 * (torch.expm1(exact.clamp(max=eps)) - exact)
+    expected = 0.5 * exact + torch.where(exact > 0, 0.8 * exact.square(), below)
+    assert ((actual - expected).abs() <= 4e-7 * (expected.abs() + exact.abs() + abs(eps))).all()
+
+
+def test_xielu_of_what_is_not_finite_is_that_of_the_reference(native: NativeOps, reference: Ops) -> None:
+    x = torch.tensor([[INF, NAN, -1e30, 0.0, -0.0, -200.0]])
+    torch.testing.assert_close(*(GATED["xielu"](ops, x) for ops in (native, reference)), equal_nan=True)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])

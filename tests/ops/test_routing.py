@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -49,6 +50,37 @@ def test_a_token_does_not_depend_on_the_others(native: NativeOps, single_threade
     for ops, rows in ((native, slice(17, 18)), (single_threaded, slice(None))):
         for got, expected in zip(ops.experts.topk_gating(logits[rows], gating, _correction(48)), together, strict=True):
             assert_same_bits(got, expected[rows])
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.01, 0.4])
+def test_sparse_mixer_equals_the_reference_and_no_other_row_changes_it(
+    native: NativeOps, reference: Ops, jitter: float
+) -> None:
+    logits = normal((200, 16), torch.float32, seed=1, scale=2)
+    logits[3] -= 20.0
+    logits[4, :3] = logits[4, 5]
+    (ids, weights), (their_ids, their_weights) = (
+        ops.experts.sparse_mixer(logits, jitter) for ops in (native, reference)
+    )
+    assert_same_bits(ids, their_ids)
+    assert_close(weights, their_weights)
+    alone = native.experts.sparse_mixer(logits[17:18].clone(), jitter)
+    assert_same_bits(alone[1], weights[17:18])
+    assert native.experts.sparse_mixer(logits[:0], jitter)[0].shape == (0, 2)
+
+
+def test_sparse_mixer_weighs_an_expert_against_those_that_are_near(each_ops: Ops) -> None:
+    logits = torch.tensor([[1.0, 0.9, -3.0, 0.5], [-1.0, -5.0, -1.1, -4.0]])
+    ids, weights = each_ops.experts.sparse_mixer(logits, 0.1)
+    assert ids.tolist() == [[0, 1], [0, 2]]
+    near = [[1 / (1 + math.exp(-0.1)), 1.0], [1 / (1 + math.exp(-0.1)), 1.0]]
+    assert_close(weights, torch.tensor(near))
+
+
+def test_sparse_mixer_of_nan_chooses_experts_that_there_are_and_shows_it(each_ops: Ops) -> None:
+    ids, weights = each_ops.experts.sparse_mixer(torch.tensor([[1.0, float("nan"), 2.0, 0.0], [float("nan")] * 4]), 0.1)
+    assert ids.tolist() == [[2, 0], [0, 1]]
+    assert weights.isnan().all()
 
 
 def test_of_equal_scores_the_first_experts_are_chosen(each_ops: Ops) -> None:

@@ -98,6 +98,7 @@ def test_activations_equal_the_reference(ops: Ops, reference: Ops, dtype: torch.
         "gelu_and_mul": ((), {"exact": True}),
         "clamped_swiglu": ((), {"alpha": 1.702, "limit": 1.5}),
         "relu2": ((), {}),
+        "xielu": ((), {"alpha_p": 0.8, "alpha_n": 1.3, "beta": 0.5, "eps": -1e-6}),
         "gelu": ((), {}),
         "mul_silu": ((normal((rows, 86), dtype, seed=2),), {}),
         "mul_sigmoid": ((normal((rows, 2), dtype, seed=2),), {}),

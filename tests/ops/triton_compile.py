@@ -142,6 +142,7 @@ def main(arch: int) -> None:
         getattr(ops.elementwise, name)(x)
     ops.elementwise.gelu_and_mul(x, exact=True)
     ops.elementwise.gelu(x, exact=True)
+    ops.elementwise.xielu(x, alpha_p=0.8, alpha_n=1.3, beta=0.5, eps=-1e-6)
     ops.elementwise.clamped_swiglu(x, alpha=1.7, limit=7.0)
     ops.elementwise.mul_sigmoid(x, x[:, :32])
     ops.elementwise.scale_rows_(x, float32(9), torch.zeros(3, dtype=torch.int64))

@@ -27,10 +27,11 @@ log = get_logger("engine")
 
 
 class EngineTiers:
-    """The stores of the tiers of one engine, made for its runner; `stores` is empty until then."""
+    """The stores of the tiers of one engine, made for its runner; `stores` is empty until then. `kernels`: see
+    `make_transfers`."""
 
-    def __init__(self, config: EngineConfig, budget: MemoryBudget, ops: Ops) -> None:
-        self._config, self._ops = config, ops
+    def __init__(self, config: EngineConfig, budget: MemoryBudget, ops: Ops, kernels: str) -> None:
+        self._config, self._ops, self._kernels = config, ops, kernels
         self._slots = tier_slots(config, budget)
         self.stores: dict[str, TierStore] = {}
         self._disk: DiskStore | None = None
@@ -55,7 +56,7 @@ class EngineTiers:
             "weights": weights_digest(Path(config.model_path)),
             "draft weights": weights_digest(Path(draft)) if draft else "",
             "layout": mover.layout,
-            "kernels": self._ops.name,
+            "kernels": self._kernels,
             "device": config.device,
             "dtype": config.types.dtype,
             "quantization": str(config.quantization),

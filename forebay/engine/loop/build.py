@@ -56,6 +56,7 @@ from forebay.engine.loop.roles import Listening, role_of, shared_caches, transfe
 from forebay.engine.loop.start_report import Report, start_report
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
+from forebay.families.rope import long_rope
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import FP8_GROUP
 from forebay.formats.weight_shapes import WeightShapes
@@ -130,12 +131,13 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         ends = EndTokens(checkpoint.config.eos_token_ids, vocab_size=checkpoint.config.num_ids)
         grammars = _grammars(config, ends)
         pictures = picture_config(config, checkpoint.config, loaded.encoder)
-        tiers = EngineTiers(config, budget, ops)
+        kernels = _computing(ops, checkpoint.config, budget)
+        tiers = EngineTiers(config, budget, ops, kernels)
         runner = _runner(config, budget, checkpoint, loaded, ops, regions, grammars.take, pictures, tiers.make)
         _keep_freed_memory()
         runner.warm_up()
     limits = scheduler_config(config, budget, loaded.model.weight_bytes, pictures)
-    transfers = transfers_for(config, runner.cache, checkpoint.config.vocab_size, ops.name, regions)
+    transfers = transfers_for(config, runner.cache, checkpoint.config.vocab_size, kernels, regions)
     scheduler = Scheduler(limits, proposer, role_of(limits.disaggregation, transfers), grammars)
     tiers.restore(scheduler)
     own: dict[str, Any] = {
@@ -156,6 +158,13 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         ready = msgspec.structs.replace(ready, adapters=core.adapters.report)
     log.info(event("ready", pid=ready.pid, load_s=load_seconds, max_total_tokens=ready.max_total_tokens))
     return core, ready
+
+
+def _computing(ops: Ops, model: ModelConfig, budget: MemoryBudget) -> str:
+    """Return what decides the bits of caches beside weights and types: the kernels' variant, and which angles a
+    LongRoPE has for this context (C31)."""
+    long = long_rope(model.rope_scaling, budget.context_length)
+    return f"{ops.name}, with a LongRoPE's long factors" if long else ops.name
 
 
 def _finish(config: EngineConfig, core: EngineCore, cache: PackedCache) -> None:

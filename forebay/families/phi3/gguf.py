@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.architecture import Architecture, Header
+from forebay.families.gguf_names import LONG_ROPE_AMPLITUDE
 from forebay.families.parts.gguf import joined_mlp as glm4
 from forebay.families.parts.gguf.joined_mlp import JOINED_MLP
 
@@ -22,7 +23,7 @@ ARCHITECTURES: Final = {
             "ffn_norm": "post_attention_layernorm",
         },
         keys={"attention.sliding_window": "sliding_window"},
-        checked=("rope.dimension_count",),
+        checked=("rope.dimension_count", LONG_ROPE_AMPLITUDE),
         configure=_configure,
     )
 }

@@ -103,6 +103,13 @@ void gated_rms_norm(Pool& pool, const T* x, long ldx, const T* gate, long ldg, c
     void fb_relu2_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n) {                              \
         pool->op([=](Pool& p) { zip_rows(p, x, ldx, x, ldx, out, n, rows, n, [](Vec a, Vec) { return relu2(a); }); }); \
     }                                                                                                                  \
+    void fb_xielu_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n, float alpha_p, float alpha_n,  \
+                           float beta, float eps) {                                                                    \
+        const Vec p = set1(alpha_p), m = set1(alpha_n), b = set1(beta), e = set1(eps);                                 \
+        pool->op([=](Pool& on) {                                                                                       \
+            zip_rows(on, x, ldx, x, ldx, out, n, rows, n, [=](Vec a, Vec) { return xielu(a, p, m, b, e); });           \
+        });                                                                                                            \
+    }                                                                                                                  \
     void fb_gelu_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n, long exact) {                   \
         pool->op([=](Pool& p) { gelu(p, x, ldx, out, rows, n, static_cast<Gelu>(exact)); });                           \
     }                                                                                                                  \

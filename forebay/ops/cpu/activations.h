@@ -61,6 +61,27 @@ inline Vec relu2(Vec x) {
     return positive * positive;
 }
 
+// exp(x) - 1 for x <= 0: where exp(x) is near 1 and the difference would cancel, by Taylor to degree 8, exact to 2^-26.
+inline Vec expm1_of_negative(Vec x) {
+    const Vec near = max(set1(-0.5f), x), rest = exp(x - near);
+    Vec p = set1(1.0f / 40320);
+    p = fma(p, near, set1(1.0f / 5040));
+    p = fma(p, near, set1(1.0f / 720));
+    p = fma(p, near, set1(1.0f / 120));
+    p = fma(p, near, set1(1.0f / 24));
+    p = fma(p, near, set1(1.0f / 6));
+    p = fma(p, near, set1(0.5f));
+    p = fma(p, near, set1(1.0f));
+    return fma(rest * near, p, rest - set1(1.0f));
+}
+
+// beta x, and alpha_p x^2 above 0 or alpha_n (exp(min(x, eps)) - 1 - x) up to it.
+inline Vec xielu(Vec x, Vec alpha_p, Vec alpha_n, Vec beta, Vec eps) {
+    const Vec above = max(zero(), x), below = min(zero(), x);
+    const Vec bent = zero_where_below(expm1_of_negative(min(eps, below)) - below, negate(x), zero());
+    return fma(beta, x, fma(alpha_p * above, above, alpha_n * bent));
+}
+
 // cap tanh(x / cap), the tanh as 2 sigmoid(2 z) - 1; what is not finite becomes NaN.
 inline Vec softcap(Vec x, float cap) {
     const Vec tanh = fma(set1(2.0f), sigmoid(x * set1(2.0f / cap)), set1(-1.0f));

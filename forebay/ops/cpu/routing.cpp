@@ -124,7 +124,40 @@ void gate_row(const Gating& gating, const float* logits, const float* correction
     for (long j = 0; j < gating.choices; ++j) weights[j] *= factors[ids[j]];
 }
 
+// The share of expert `chosen` in the softmax over those whose logits are no more than `limit` below its own, relative to
+// the greater of its logit and their size; `without` is left out.
+float share_of_near(const float* logits, long n, int64_t chosen, int64_t without, float limit) {
+    const float top = logits[chosen];
+    float sum = 0;
+    for (long i = 0; i < n; ++i) {
+        const float size = std::fabs(logits[i]);
+        const bool far = (top - logits[i]) / (top > size ? top : size) > limit;
+        if (i != without && !far) sum += std::exp(logits[i] - top);
+    }
+    return 1.0f / sum;
+}
+
+void sparse_mixer_row(const float* logits, long n, int64_t* ids, float* weights, float limit) {
+    float* values = static_cast<float*>(thread_scratch(n * sizeof(float)));
+    for (long i = 0; i < n; ++i) values[i] = std::isnan(logits[i]) ? kLowest : logits[i];
+    best_of(values, n, 2, ids);
+    weights[0] = share_of_near(logits, n, ids[0], -1, limit);
+    weights[1] = share_of_near(logits, n, ids[1], ids[0], limit);
+}
+
 }  // namespace
+
+// logits [rows, experts] -> ids and weights [rows, 2].
+extern "C" void fb_sparse_mixer(Pool* pool, const float* logits, int64_t* ids, float* weights, long rows, long experts,
+                                float limit) {
+    pool->op([=](Pool& p) {
+        p.run(rows, grain_for(8 * experts), [=](long begin, long end) {
+            for (long r = begin; r < end; ++r) {
+                sparse_mixer_row(logits + r * experts, experts, ids + 2 * r, weights + 2 * r, limit);
+            }
+        });
+    });
+}
 
 // logits [rows, experts], correction and factors [experts] or null -> ids and weights [rows, choices].
 extern "C" void fb_topk_gating(Pool* pool, const float* logits, const float* correction, const float* factors,

@@ -20,6 +20,7 @@ class NativeElementwise(ElementwiseOps):
         self._gelu_and_mul = kernels.by_dtype("fb_gelu_and_mul_{}")
         self._clamped_swiglu = kernels.by_dtype("fb_clamped_swiglu_{}")
         self._relu2 = kernels.by_dtype("fb_relu2_{}")
+        self._xielu = kernels.by_dtype("fb_xielu_{}")
         self._gelu = kernels.by_dtype("fb_gelu_{}")
         self._mul = kernels.by_dtype("fb_mul_{}")
         self._mul_silu = kernels.by_dtype("fb_mul_silu_{}")
@@ -50,6 +51,9 @@ class NativeElementwise(ElementwiseOps):
 
     def relu2(self, x: Tensor) -> Tensor:
         return self._map(self._relu2[x.dtype], x)
+
+    def xielu(self, x: Tensor, *, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Tensor:
+        return self._map(self._xielu[x.dtype], x, alpha_p, alpha_n, beta, eps)
 
     def gelu(self, x: Tensor, *, exact: bool = False) -> Tensor:
         return self._map(self._gelu[x.dtype], x, exact)

@@ -63,6 +63,7 @@ class NativeExpertOps(ExpertOps):
         self._kernels, self._pool = kernels, kernels.pool
         self._topk_gating = kernels.bind("fb_topk_gating")
         self._hash_gating = kernels.bind("fb_hash_gating")
+        self._sparse_mixer = kernels.bind("fb_sparse_mixer")
         self._fused_experts = kernels.by_dtype("fb_fused_experts_{}")
         self._linear_heads = kernels.by_dtype("fb_linear_heads_{}")
 
@@ -85,6 +86,11 @@ class NativeExpertOps(ExpertOps):
         inputs = logits.data_ptr(), token_ids.data_ptr(), table.data_ptr(), ids.data_ptr(), weights.data_ptr()
         options = _options(gating)
         self._hash_gating(self._pool, *inputs, tokens, num_experts, choices, *options)
+        return ids, weights
+
+    def sparse_mixer(self, logits: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
+        ids, weights = (torch.empty(len(logits), 2, dtype=dtype) for dtype in (torch.int64, torch.float32))
+        self._sparse_mixer(self._pool, logits.data_ptr(), ids.data_ptr(), weights.data_ptr(), *logits.shape, 2 * jitter)
         return ids, weights
 
     def pack_experts(

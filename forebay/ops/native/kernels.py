@@ -76,6 +76,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_gelu_and_mul_{}": [*_ROWS, _L],
     "fb_clamped_swiglu_{}": [*_ROWS, _F, _F, _F],
     "fb_relu2_{}": _ROWS,
+    "fb_xielu_{}": [*_ROWS, _F, _F, _F, _F],
     "fb_gelu_{}": [*_ROWS, _L],
     "fb_mul_{}": _ZIP,
     "fb_add_{}": _ZIP,
@@ -100,6 +101,7 @@ SIGNATURES: dict[str, list[Any]] = {
     ],
     "fb_topk_gating": [_P, _P, _P, _P, _P, _P, *([_L] * 8), _F, _F, _F],
     "fb_hash_gating": [*([_P] * 6), *([_L] * 5), _F, _F, _F],
+    "fb_sparse_mixer": [_P, _P, _P, _P, _L, _L, _F],
     "fb_fused_experts_{}": [_P, _P, _L, _P, _P, _P, _P, _P, *([_L] * 7), _F, _F, _F],
     "fb_linear_heads_{}": [_P, _P, _L, _L, _P, _P, _L, _L, _L, _L],
     "fb_rope_and_store_kv_{}_{}": [

@@ -41,6 +41,13 @@ class ElementwiseOps:
         """max(x, 0)^2, [T, I] -> [T, I]."""
         return x.float().relu().square().to(x.dtype)
 
+    def xielu(self, x: Tensor, *, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Tensor:
+        """beta x + alpha_p x^2 for x > 0, else beta x + alpha_n (exp(min(x, eps)) - 1 - x), [T, I] -> [T, I]; arXiv
+        2411.13010, with eps as in transformers."""
+        values = x.float()
+        below = alpha_n * (torch.expm1(values.clamp(max=eps)) - values)
+        return (beta * values + torch.where(values > 0, alpha_p * values * values, below)).to(x.dtype)
+
     def gelu(self, x: Tensor, *, exact: bool = False) -> Tensor:
         """gelu(x) in its tanh form, or with `exact` by the error function, [T, I] -> [T, I]."""
         return F.gelu(x.float().contiguous(), approximate="none" if exact else "tanh").to(x.dtype)

@@ -117,6 +117,20 @@ class ExpertOps:
         ids = table.index_select(0, token_ids)
         return ids, _weights(_scores(logits, gating.scoring), ids, gating)
 
+    def sparse_mixer(self, logits: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
+        """Each token's two best experts, and their weights: logits [T, E] float32 -> [T, 2] int64 and [T, 2] float32.
+
+        An expert weighs its share of the softmax over those that are at most 2 jitter below it, relative to the greater
+        of its logit and their size; the second one without the first. NaN is chosen last. SparseMixer-v2, arXiv
+        2409.12136, as transformers evaluates it.
+        """
+        ids = _best(logits.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf")), 2)
+        first = logits.masked_fill(_far_below(logits, ids[:, :1], jitter), float("-inf"))
+        others = logits.scatter(1, ids[:, :1], float("-inf"))
+        second = others.masked_fill(_far_below(logits, ids[:, 1:], jitter), float("-inf"))
+        shares = [each.softmax(dim=-1).gather(1, ids[:, i : i + 1]) for i, each in enumerate((first, second))]
+        return ids, torch.cat(shares, dim=1)
+
     def pack_experts(
         self,
         gate_up: Sequence[LinearWeight],
@@ -176,6 +190,12 @@ def _scores(logits: Tensor, scoring: Scoring) -> Tensor:
             return logits.sigmoid()
         case Scoring.SQRT_SOFTPLUS:
             return torch.nn.functional.softplus(logits).sqrt()
+
+
+def _far_below(logits: Tensor, chosen: Tensor, jitter: float) -> Tensor:
+    """Return which logits [T, E] are more than 2 jitter below that of the one `chosen` [T, 1]."""
+    top = logits.gather(1, chosen)
+    return (top - logits) / torch.maximum(logits.abs(), top) > 2 * jitter
 
 
 def _weights(scores: Tensor, ids: Tensor, gating: Gating) -> Tensor:

@@ -27,6 +27,7 @@ _MUL_SIGMOID: Final = 5
 _MUL_SILU: Final = 6
 _PLAIN_GELU_TANH: Final = 7
 _PLAIN_GELU_ERF: Final = 8
+_XIELU: Final = 9
 
 
 @kernel
@@ -137,12 +138,13 @@ def _activate(
     alpha,
     limit,
     offset,
+    eps,
     KIND: tl.constexpr,
     SHARED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """x is the gate and `other` what it opens, but the other way about in _MUL_SIGMOID and _MUL_SILU; SHARED entries
-    side by side have one entry of `other`."""
+    side by side have one entry of `other`. An xIELU has its alphas in `alpha` and `limit`, and beta in `offset`."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = at < n
@@ -168,8 +170,14 @@ def _activate(
         a = a * b * tl.sigmoid(b)
     elif KIND == 7:
         a = a * tl.sigmoid(1.5957691216057308 * (a + 0.044715 * a * a * a))
-    else:
+    elif KIND == 8:
         a = 0.5 * a * (1.0 + tl.erf(a * 0.7071067811865476))
+    else:
+        y = tl.minimum(a, eps)
+        near = tl.maximum(y, -0.5)  # exp(near) - 1 by Taylor: near 0 it would cancel
+        p = 1.0 + near * (0.5 + near * (1.0 / 6 + near * (1.0 / 24 + near * (1.0 / 120 + near * (1.0 / 720)))))
+        rest = tl.exp(y - near)
+        a = offset * a + tl.where(a > 0, alpha * a * a, limit * (rest * near * p + (rest - 1.0) - a))
     tl.store(out + row * n + at, a.to(out.dtype.element_ty), mask=live)
 
 
@@ -277,6 +285,9 @@ class TritonElementwise(ElementwiseOps):
     def relu2(self, x: Tensor) -> Tensor:
         return _activated(x, x, _RELU2)
 
+    def xielu(self, x: Tensor, *, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Tensor:
+        return _activated(x, x, _XIELU, alpha_p, alpha_n, beta, eps)
+
     def gelu(self, x: Tensor, *, exact: bool = False) -> Tensor:
         return _activated(x, x, _PLAIN_GELU_ERF if exact else _PLAIN_GELU_TANH)
 
@@ -298,7 +309,7 @@ def _gated(x: Tensor, kind: int, *parameters: float) -> Tensor:
 
 
 def _activated(
-    x: Tensor, other: Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0, offset: float = 0.0
+    x: Tensor, other: Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0, offset: float = 0.0, eps: float = 0.0
 ) -> Tensor:
     rows, n = x.shape
     out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
@@ -312,6 +323,7 @@ def _activated(
         alpha,
         limit,
         offset,
+        eps,
         KIND=kind,
         SHARED=n // other.shape[1],
         BLOCK=_BLOCK,

@@ -1,0 +1,1 @@
+"""Phi-3.5-MoE: experts that a SparseMixer chooses, LayerNorms, biases, and LongRoPE."""
