@@ -14,7 +14,7 @@ ACTIVATIONS: Final = "xielu"
 """The field with the numbers of each layer's activation, which only GGUF files have in their metadata."""
 _MAX: Final = 1e4
 # Where a file has no rope, as transformers 5.24 has it.
-_ROPE: Final = {
+_ROPE: Final[dict[str, Any]] = {
     "rope_type": "llama3",
     "rope_theta": 12_000_000.0,
     "factor": 8.0,
