@@ -16,6 +16,7 @@ _ANY_ROWS = "ops/test_triton_linear.py::test_c31_a_row_of_a_product_has_the_same
 _IN_CODES = "ops/test_triton_linear.py::test_linear_in_codes_is_linear_of_the_values"
 _ANY_STEP = "ops/test_triton_linear.py::test_c31_a_token_s_experts_give_it_the_same_bits_in_every_step"
 _TIERS = "ops/triton/tiers.py"
+_COMPRESSED = "ops/test_triton_compressed.py"
 _CUT_UP = "ops/test_triton_segments.py::test_c31_bits_of_attention_do_not_depend_on_how_it_is_cut_up"
 
 GPU: Final[tuple[Mutant, ...]] = (
@@ -281,6 +282,27 @@ GPU: Final[tuple[Mutant, ...]] = (
         '"out of memory", ',
         "",
         "base/test_heap.py::test_is_out_of_memory_true_for_libraries_of_a_gpu",
+    ),
+    Mutant(
+        "C31 the sums of a token's streams are not divided by the number of tokens",
+        "ops/triton/streams.py",
+        "        DEPTH=_DEPTH,\n",
+        "        DEPTH=_DEPTH if tokens > 8 else _DEPTH // 4,\n",
+        f"{_COMPRESSED}::test_c31_a_token_s_streams_have_the_same_weights_among_any_number_of_tokens",
+    ),
+    Mutant(
+        "C31 tokens before a window are no part of the sums of compressed attention",
+        "ops/triton/compression.py",
+        "seen = (at >= oldest) & (at <= position)",
+        "seen = at <= position",
+        f"{_COMPRESSED}::test_attention_over_a_window_and_entries_equals_the_reference",
+    ),
+    Mutant(
+        "C31 places without a token are no part of a block's entry",
+        "ops/triton/compression.py",
+        'gates = tl.where(live, gates, float("-inf"))',
+        'gates = tl.where((d < D)[None, :], gates, float("-inf"))',
+        f"{_COMPRESSED}::test_compressed_blocks_and_kept_states_equal_the_reference",
     ),
     Mutant(
         "C23 a column of a hot buffer that the step uses is not replaced on a GPU",

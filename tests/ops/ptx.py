@@ -217,6 +217,18 @@ def _attention(codes: str, tokens: int) -> Case:
     return Case("_attend", call)
 
 
+def _compressed(ops: Any) -> None:
+    from tests.ops.triton_compile import compressed
+
+    compressed(ops)
+
+
+def _streams(ops: Any) -> None:
+    from tests.ops.triton_compile import streams
+
+    streams(ops)
+
+
 SCANS = {
     "Mamba 2": _scan("scan_mamba2"),
     "Mamba 2, wide states": _scan("scan_mamba2", 256),
@@ -237,6 +249,8 @@ CASES |= {f"FP8 by FP8, {rows} rows": _product(rows, "FP8 by 128", fp8_inputs=Tr
 KV_TYPES = ("bfloat16", "int8", "uint8")
 CASES |= {f"KV in {codes}, {tokens} tokens": _attention(codes, tokens) for codes in KV_TYPES for tokens in (2, 9)}
 CASES |= SCANS
+CASES |= {kernel: Case(kernel, _compressed) for kernel in ("_compress", "_attend_entries")}
+CASES |= {kernel: Case(kernel, _streams) for kernel in ("_stream_sums", "_weights_of_streams", "_mix")}
 CASES["bytewise"] = _bytewise()
 CASES["every tile"] = _every_tile()
 

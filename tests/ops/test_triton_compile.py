@@ -21,9 +21,11 @@ def test_every_kernel_compiles_for_a_gpu_that_need_not_be_there(arch: int) -> No
     compiled = {line.split(":")[0] for line in done.stdout.splitlines()}
     assert {
         "_attend",
+        "_attend_entries",
         "_combine",
         "_load_tokens",
         "_place",
+        "_weights_of_streams",
         "_product",
         "_shrink",
         "_expand",

@@ -15,10 +15,12 @@ from triton.runtime import driver
 from forebay.ops.reference.accept import Known
 from forebay.ops.reference.adapters import PANEL, AdapterTable, panels_of
 from forebay.ops.reference.attention import KvCache, PagedKv, segments
+from forebay.ops.reference.compression import Compression, TokenRing
 from forebay.ops.reference.norms import GatedNorm
 from forebay.ops.reference.recurrence import Convolution, Scan
 from forebay.ops.reference.sampling import Draws
 from forebay.ops.reference.steps import Pages
+from forebay.ops.reference.streams import Mixing
 from forebay.ops.reference.tiers import TieredKv, TierLayout, TierStep
 from forebay.ops.triton import TritonOps
 from forebay.pools.cache_spec import RecentInputs
@@ -151,6 +153,8 @@ def main(arch: int) -> None:
     many_linears(ops)
     adapters(ops)
     tiers(ops)
+    compressed(ops)
+    streams(ops)
     steps(ops)
     ops.pictures.replace_rows_(x, x.clone(), int32(3))
     ops.pictures.add_rows_(x, x.clone(), int32(3))
@@ -178,6 +182,47 @@ def tiers(ops: TritonOps) -> None:
     for k, scales in ((zeros(64, 1, 576), (None, None)), (codes, (scale, scale))):
         kept = TieredKv(KvCache(k, k[..., :512], *scales), int32(4, 4096), int32(4, 4096))
         ops.tiers.swap_in(int32(3, 2048), int32(3), batch, kept, step)
+
+
+def compressed(ops: TritonOps) -> None:
+    """Blocks of 4 tokens with those before, and of 128; selected entries, KV in codes too."""
+    batch = replace(paged(int32(9)), q_start=torch.tensor([0, 4, 9], dtype=torch.int32))
+    for rate, overlap in ((4, True), (128, False)):
+        how = Compression(rate=rate, overlap=overlap, ring=2 * rate, by_row=True)
+        width = 512 * (1 + overlap)
+        positions, loc = torch.zeros(9, dtype=torch.int64), torch.zeros(9, dtype=torch.int64)
+        blocks = ops.compression.plan_blocks(positions, loc, batch, how)
+        ring, states = TokenRing(*zeros(2, 4, how.ring, width)), zeros(9, 2 * width)
+        ops.compression.compress(states[:, :width], states[:, width:], float32(rate, width), ring, blocks)
+    q = zeros(9, 64, 512)
+    ops.compression.unrotate(q, positions, float32(9, 64))
+    scale, seen = (
+        float32(64, 1),
+        replace(paged(), page_table=int32(9, 64), rows=int32(9), seq_lens=int32(9), page_size=1),
+    )
+    for dtype in (torch.bfloat16, torch.int8, torch.uint8):
+        keys, factors = zeros(64, 1, 512, dtype=dtype), None if dtype == torch.bfloat16 else scale
+        cache = KvCache(keys, keys, factors, factors)
+        ops.compression.compressed_attention(
+            q, positions, (cache, batch), (cache, seen), scale=0.1, window=128, sinks=float32(64)
+        )
+
+
+def streams(ops: TritonOps) -> None:
+    wide = zeros(9, 4 * 4096)
+    for count, scales in ((24, 3), (4, 1)):
+        mixing = Mixing(
+            num_streams=4,
+            fn=float32(count, 4 * 4096),
+            scale=float32(scales),
+            base=float32(count),
+            norm_eps=1e-6,
+            eps=1e-6,
+            iterations=20,
+        )
+        (ops.streams.mix_weights if scales == 3 else ops.streams.last_weights)(wide, mixing)
+    ops.streams.spread_streams(ops.streams.collapse_streams(wide, float32(9, 4)), float32(9, 4))
+    ops.streams.mix_streams_(wide, float32(9, 4, 4))
 
 
 def adapters(ops: TritonOps) -> None:

@@ -22,6 +22,7 @@ from tests.ops import helpers
 
 pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
 from forebay.ops.triton import TritonOps, attention, experts
+from forebay.ops.triton import streams as streams_of_a_gpu
 from forebay.ops.triton.choices import ALL_ROWS, Choice, Choices
 from tests.ops.interpreter import speed_up
 
@@ -40,6 +41,7 @@ __all__ = [
     "assert_close",
     "attention",
     "experts",
+    "streams_of_a_gpu",
 ]
 
 INTERPRETER_ALONE = pytest.mark.skipif(HAS_GPU, reason="kernels are compiled for the GPU")

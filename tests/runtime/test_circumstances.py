@@ -44,15 +44,10 @@ CASES = (
     *("llama", "qwen3", "gpt_oss", "falcon_h1", "qwen3_next", "kimi_linear", "deepseek_v3", "gemma4_text"),
     *("deepseek_v4-short-blocks", "jamba", "glm_moe_dsa", "lfm3", IN_INT4, WITH_ADAPTERS),
 )
-# Compressed attention has no kernel for GPUs: torch computes it, whose products may depend on the other rows.
-ON_KERNELS = tuple(case for case in CASES if not case.startswith("deepseek_v4"))
 RUNS = [
     *((NATIVE, case) for case in CASES),
-    *(
-        pytest.param("cpu", case, marks=[INTERPRETER_ALONE, *[pytest.mark.slow][: case != IN_INT4]])
-        for case in ON_KERNELS
-    ),
-    *(pytest.param("cuda", case, marks=pytest.mark.gpu) for case in ON_KERNELS),
+    *(pytest.param("cpu", case, marks=[INTERPRETER_ALONE, *[pytest.mark.slow][: case != IN_INT4]]) for case in CASES),
+    *(pytest.param("cuda", case, marks=pytest.mark.gpu) for case in CASES),
 ]
 ADAPTERS = {OTHER: 2, OWN: 1, RESUMED: 1, BACK: 1}  # the slot of a row's adapter
 

@@ -57,6 +57,7 @@ def _apply_rope(
     HALF_BLOCK: tl.constexpr,
     Q_HEADS: tl.constexpr,
     K_HEADS: tl.constexpr,
+    BACK: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, HALF_BLOCK)[None, :]
@@ -68,6 +69,8 @@ def _apply_rope(
     angles = cos_sin + position * (2 * HALF) + at
     cos = tl.load(angles, mask=at < HALF, other=0.0)
     sin = tl.load(angles + HALF, mask=at < HALF, other=0.0)
+    if BACK:
+        sin = -sin
     if tl.program_id(1) == 0:
         _rotate(q, token * q_token, q_head, num_q_heads, cos, sin, HALF, HALF_BLOCK, Q_HEADS)
     else:
@@ -217,7 +220,7 @@ def _fold(top, total, acc, part_top, part_total, part):
 
 
 @triton.jit
-def _result(top, total, acc, sink, HAS_SINKS: tl.constexpr):
+def attended(top, total, acc, sink, HAS_SINKS: tl.constexpr):
     """The attention of folded sums; a sink is a key without a value. A zero is never negative."""
     if HAS_SINKS:
         higher = tl.maximum(top, sink)
@@ -398,7 +401,7 @@ def _attend(
         sink = all_top
         if HAS_SINKS:
             sink = tl.load(sinks + head, mask=live, other=0.0)
-        result = _result(all_top, all_total, all_acc, sink, HAS_SINKS)
+        result = attended(all_top, all_total, all_acc, sink, HAS_SINKS)
         tl.store(
             out + place[:, None] * DV + dv[None, :],
             result.to(out.dtype.element_ty),
@@ -436,7 +439,7 @@ def _combine(
     sink = top
     if HAS_SINKS:
         sink = tl.load(sinks + row % num_heads) + tl.zeros([1], tl.float32)
-    result = _result(top, total, acc, sink, HAS_SINKS)
+    result = attended(top, total, acc, sink, HAS_SINKS)
     tl.store(out + row * DV + dv, result.to(out.dtype.element_ty), mask=dv < DV)
 
 
@@ -455,26 +458,7 @@ class TritonAttention(AttentionOps):
     def apply_rope(
         self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, *, axes: Tensor | None = None
     ) -> None:
-        half = cos_sin.shape[1] // 2
-        _apply_rope[(q.shape[0], 2 if k.shape[1] else 1)](
-            q,
-            k,
-            positions,
-            0 if axes is None else positions.stride(0),
-            cos_sin,
-            positions if axes is None else axes,
-            q.stride(0),
-            q.stride(1),
-            q.shape[1],
-            k.stride(0),
-            k.stride(1),
-            k.shape[1],
-            HAS_AXES=axes is not None,
-            HALF=half,
-            HALF_BLOCK=triton.next_power_of_2(half),
-            Q_HEADS=triton.next_power_of_2(q.shape[1]),
-            K_HEADS=triton.next_power_of_2(max(1, k.shape[1])),
-        )
+        rotate(q, k, positions, cos_sin, axes)
 
     def store_kv(self, k: Tensor, v: Tensor, cache: KvCache, loc: Tensor) -> None:
         k_cache, v_cache, k_scale, v_scale = cache
@@ -598,6 +582,33 @@ class TritonAttention(AttentionOps):
                 num_stages=4,
             )
         return out
+
+
+def rotate(
+    q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, axes: Tensor | None = None, *, back: bool = False
+) -> None:
+    """Rotate in place, see `AttentionOps.apply_rope`; `back`: by the negative angles."""
+    half = cos_sin.shape[1] // 2
+    _apply_rope[(q.shape[0], 2 if k.shape[1] else 1)](
+        q,
+        k,
+        positions,
+        0 if axes is None else positions.stride(0),
+        cos_sin,
+        positions if axes is None else axes,
+        q.stride(0),
+        q.stride(1),
+        q.shape[1],
+        k.stride(0),
+        k.stride(1),
+        k.shape[1],
+        HAS_AXES=axes is not None,
+        HALF=half,
+        HALF_BLOCK=triton.next_power_of_2(half),
+        Q_HEADS=triton.next_power_of_2(q.shape[1]),
+        K_HEADS=triton.next_power_of_2(max(1, k.shape[1])),
+        BACK=back,
+    )
 
 
 def _tiling(decodes: bool, group: int, num_kv_heads: int, sizes: tuple[int, int], dtype: torch.dtype) -> _Tiling:

@@ -8,6 +8,7 @@ from forebay.ops.interface import Ops
 from forebay.ops.triton.adapters import TritonAdapters
 from forebay.ops.triton.attention import TritonAttention
 from forebay.ops.triton.choices import Choices
+from forebay.ops.triton.compression import TritonCompression
 from forebay.ops.triton.experts import TritonExpertOps
 from forebay.ops.triton.fallbacks import fall_back
 from forebay.ops.triton.linear import TritonLinear
@@ -17,6 +18,7 @@ from forebay.ops.triton.rowwise import TritonElementwise, TritonNorms
 from forebay.ops.triton.sampling import TritonSampling
 from forebay.ops.triton.selection import TritonSelection
 from forebay.ops.triton.steps import TritonSteps
+from forebay.ops.triton.streams import TritonStreams
 from forebay.ops.triton.tiers import TritonTiers
 
 
@@ -43,6 +45,8 @@ class TritonOps(Ops):
         self.attention = TritonAttention()
         self.selection = TritonSelection()
         self.tiers = TritonTiers()
+        self.compression = TritonCompression()
+        self.streams = TritonStreams()
         self.recurrence = TritonRecurrence()
         self.sampling = TritonSampling()
         self.steps = TritonSteps()
