@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from forebay.pools.cache_pool import CachePool
+from forebay.pools.copy_stream import CopyStream
 
 Places = Mapping[str, Tensor]
 """By kind of cache the slots of its table, int64, in the order of tokens."""
@@ -36,7 +37,9 @@ class Mover:
     of another one exactly if their layouts are equal.
     """
 
-    def __init__(self, cache: CachePool) -> None:
+    def __init__(self, cache: CachePool, stream: CopyStream | None = None) -> None:
+        """`stream` None: the caches are in host memory."""
+        self._stream = stream
         tensors = {kind: [tensor for _, tensor in table.entries] for kind, table in cache.tables.items()}
         widths = {kind: [tensor.nbytes // len(tensor) for tensor in own] for kind, own in tensors.items()}
         self.row_bytes = {kind: sum(own) for kind, own in widths.items()}
@@ -48,6 +51,12 @@ class Mover:
         }
         self.layout = _digest(cache)
 
+    @classmethod
+    def of(cls, cache: CachePool) -> Mover:
+        """Return a mover, which copies on a stream of its own on a GPU."""
+        devices = {tensor.device for table in cache.tables.values() for _, tensor in table.entries}
+        return cls(cache, *(CopyStream(device) for device in devices if device.type == "cuda"))
+
     @property
     def device(self) -> torch.device:
         """The device of the caches."""
@@ -58,7 +67,8 @@ class Mover:
         return {kind: torch.from_numpy(ids.copy()).to(self.device) for kind, ids in slots.items()}
 
     def read(self, places: Places) -> dict[str, Tensor]:
-        """Return a copy of these slots, as the device's work so far leaves them, without waiting for it."""
+        """Return a copy of these slots, as the device's work so far leaves them, without waiting for it: `copied` tells
+        when it is there."""
         return {kind: self._read(kind, at) for kind, at in places.items()}
 
     def _read(self, kind: str, at: Tensor) -> Tensor:
@@ -68,14 +78,21 @@ class Mover:
             end = begin + column.shape[1]
             wide[:, begin:end] = column.index_select(0, at)
             begin = end
-        if not rows.is_cuda:
-            return rows
-        return torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
+        return rows if self._stream is None else self._stream.to_host(rows)
+
+    def copied(self) -> torch.cuda.Event | None:
+        """Return an event behind all that was read so far; None: it is there."""
+        return None if self._stream is None else self._stream.behind()
+
+    def wait(self) -> None:
+        """Wait until all that was read so far is there."""
+        if (copied := self.copied()) is not None:
+            copied.synchronize()
 
     def write(self, rows: Rows, places: Places) -> None:
         """Put rows into slots, as many as they were read from."""
         for kind, at in places.items():
-            source, begin = rows[kind].to(at.device, non_blocking=True), 0
+            source, begin = rows[kind] if self._stream is None else self._stream.to_device(rows[kind]), 0
             assert source.shape == (len(at), self.row_bytes[kind]), f"{source.shape} are no rows of {len(at)} {kind}"
             wide = source.view(self._types[kind])
             for column in self._columns[kind]:

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
 from tests.models.drive import Driver
 from tests.models.tiny import CASES, by_tier
+from tests.torch_modes import DispatchMode
 
 _aten = torch.ops.aten
 ALLOCATIONS = (_aten.empty.memory_format, _aten.new_empty.default, _aten.empty_like.default)
 
 
-class TorchWork(TorchDispatchMode):
+class TorchWork(DispatchMode):
     """Counts what torch itself computes or moves in its scope: all but allocations and views."""
 
     def __init__(self) -> None:

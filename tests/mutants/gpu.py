@@ -17,6 +17,7 @@ _IN_CODES = "ops/test_triton_linear.py::test_linear_in_codes_is_linear_of_the_va
 _ANY_STEP = "ops/test_triton_linear.py::test_c31_a_token_s_experts_give_it_the_same_bits_in_every_step"
 _TIERS = "ops/triton/tiers.py"
 _COMPRESSED = "ops/test_triton_compressed.py"
+_COPIES = "pools/test_copy_stream.py"
 _CUT_UP = "ops/test_triton_segments.py::test_c31_bits_of_attention_do_not_depend_on_how_it_is_cut_up"
 
 GPU: Final[tuple[Mutant, ...]] = (
@@ -275,6 +276,34 @@ GPU: Final[tuple[Mutant, ...]] = (
         "        if name not in found:\n",
         "        if found:\n",
         "ops/test_triton_launch.py::test_op_whose_kernel_does_not_compile_writes_what_its_definition_does",
+    ),
+    Mutant(
+        "C26 a copy to the host waits for the steps that wrote its slots",
+        "pools/copy_stream.py",
+        "        self._stream.wait_event(torch.cuda.current_stream(self._device).record_event())\n",
+        "",
+        f"{_COPIES}::test_c26_a_copy_of_a_retracted_request_has_what_steps_wrote_before_it_and_later_steps_read_it",
+    ),
+    Mutant(
+        "C26 steps behind a copy from the host wait for it",
+        "pools/copy_stream.py",
+        "        current.wait_event(self._stream.record_event())\n",
+        "",
+        f"{_COPIES}::test_c26_a_copy_of_a_retracted_request_has_what_steps_wrote_before_it_and_later_steps_read_it",
+    ),
+    Mutant(
+        "C26 a GPU's memory is not given back while a copy reads it",
+        "pools/copy_stream.py",
+        "        rows.record_stream(self._stream)\n",
+        "",
+        f"{_COPIES}::test_c26_a_copy_of_a_retracted_request_has_what_steps_wrote_before_it_and_later_steps_read_it",
+    ),
+    Mutant(
+        "C31 the host reads a copy of a GPU's rows once it is there",
+        "runtime/host/tier_stores.py",
+        "                written.synchronize()\n",
+        "",
+        f"{_COPIES}::test_c31_a_tier_gets_rows_of_a_gpu_once_they_have_arrived_and_gives_them_back",
     ),
     Mutant(
         "C27 running out of a GPU's memory is an error of one step",

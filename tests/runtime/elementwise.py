@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.torch_modes import DispatchMode
 
 _ATEN: Final = torch.ops.aten
 _FUNCTIONS: Final = (
@@ -18,7 +19,7 @@ _FUNCTIONS: Final = (
 )
 
 
-class SameEverywhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class SameEverywhere(DispatchMode):
     """Computes such functions of float32 in float64, and rounds."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -11,19 +11,20 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from forebay.ops.triton.launch import Kernel
 from forebay.runtime.graphs.backends import CudaGraphs
 from forebay.runtime.graphs.recorder import _READ, _READS_VALUES
+from tests.torch_modes import DispatchMode
 
 Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])
 # Tensors of Python's numbers are copied to the GPU from memory that is not pinned, which no capture takes.
 _COPIES_FROM_HOST = (torch.ops.aten.lift_fresh.default,)
 
 
-class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Calls(DispatchMode):
     """Records what a step does. Kernels of Triton are seen while `Calls` is open, those of the interpreter included."""
 
     def __init__(self) -> None:

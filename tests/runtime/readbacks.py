@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.torch_modes import DispatchMode
 
 METHODS = ("tolist", "numpy", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "__len_hint__")
 FUNCTIONS = {getattr(Tensor, name) for name in METHODS if hasattr(Tensor, name)}
@@ -37,7 +38,7 @@ class _Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Dispatches(TorchDispatchMode):
+class _Dispatches(DispatchMode):
     def __init__(self, found: list[str]) -> None:
         super().__init__()
         self.found = found

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-import torch
-
 from forebay.base.errors import Conflict
 from forebay.engine.lifecycle.sleep import Memory
 from forebay.engine.lifecycle.weights import EngineWeights
@@ -47,8 +45,7 @@ class Occupation(Memory):
     def keep(self, places: Mapping[str, Ids]) -> int:
         at = self._runner.mover.places(places)
         rows = self._runner.mover.read(at)
-        if self._runner.mover.device.type == "cuda":
-            torch.cuda.synchronize()
+        self._runner.mover.wait()
         self._kept = rows, at
         return num_bytes(rows)
 

@@ -129,11 +129,7 @@ class DiskStore:
 
     def store(self, copy: TierCopy, rows: Rows) -> None:
         """Queue rows for the writing thread. They are dropped if too many are queued, or if this process only reads."""
-        written = None
-        if any(part.is_pinned() for part in rows.values()):
-            written = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            written.record()
-        queued = _Queued(copy, rows, written)
+        queued = _Queued(copy, rows, self._mover.copied())
         with self._changed:
             for slot in _slots(copy):
                 self._latest[slot] = copy.number

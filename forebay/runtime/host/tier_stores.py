@@ -47,7 +47,7 @@ class HostStore:
             kind: torch.empty((num + 1, mover.row_bytes[kind]), dtype=torch.uint8, pin_memory=pinned)
             for kind, num in num_slots.items()
         }
-        self._pinned = pinned
+        self._mover = mover
         self._arriving: deque[_Arriving] = deque()
 
     @property
@@ -56,11 +56,7 @@ class HostStore:
 
     def store(self, copy: TierCopy, rows: Rows) -> None:
         """Keep rows; those of a GPU are put into their slots once they have arrived."""
-        written = None
-        if self._pinned:
-            written = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            written.record()
-        self._arriving.append(_Arriving(rows, copy.there, written))
+        self._arriving.append(_Arriving(rows, copy.there, self._mover.copied()))
         self._settle(wait=False)
 
     def fetch(self, copy: TierCopy) -> Rows:
@@ -121,8 +117,7 @@ class TierStores:
         if tier != DEVICE:
             return self._stores[tier].fetch(TierCopy(number=0, tier=tier, slots={}, there=dict(slots)))
         rows = self._mover.read(self._mover.places(slots))
-        if self._mover.device.type == "cuda":
-            torch.cuda.synchronize()
+        self._mover.wait()
         return rows
 
     def check(self, plan: StepPlan) -> None:
