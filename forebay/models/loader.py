@@ -17,6 +17,7 @@ from forebay.formats.stored_tensor import read_tensor
 from forebay.layers.params import Change, TensorParam, unchanged
 from forebay.models.weight_codes import codes_of, stays_bfloat16
 from forebay.ops import LinearWeight, Ops
+from forebay.ops.uploads import Uploads
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of weights done and in total."""
@@ -97,6 +98,7 @@ class Loader:
                     self.held_bytes[f"{form.bits} bits"] += form.num_bytes(len(rows) * codes.shape[1])
         self.numbers: list[float] = []  # weights that are single numbers, which layers and graphs have as such
         self._done_bytes = 0
+        self._uploads = Uploads.to(device)
 
     def tensor(self, param: TensorParam, *, float32: bool = False, change: Change = unchanged) -> Tensor:
         """Load a tensor, apply `change`, and place it in the region of the weights."""
@@ -122,7 +124,8 @@ class Loader:
 
     def _read(self, param: TensorParam, dtype: torch.dtype) -> Tensor:
         changed = bool(param.offset or param.scales)
-        result = torch.empty(param.joined_shape, dtype=torch.float32 if changed else dtype)
+        result = torch.empty(param.joined_shape, dtype=torch.float32 if changed else dtype, device=self.device)
+        copy = _copy_bound if param.bound else _copy
         flat, done = result.view(-1), 0
         for name in param.names:
             stored = self._checkpoint.tensors[name]
@@ -130,7 +133,7 @@ class Loader:
                 values = torch.from_numpy(piece).view(-1)
                 source = values.view(torch.bfloat16) if stored.bfloat16 else values
                 target = flat[done : done + len(source)]
-                if not _copy(source, target) and (not param.bound or bool(target.isnan().any())):
+                if not (copy(source, target) if self._uploads is None else self._uploads.send(source, target, copy)):
                     raise ModelError(f"{self._checkpoint.path}: {name} {NOT_FINITE}")
                 done += len(source)
         assert done == len(flat), (param.names, done, len(flat))
@@ -140,7 +143,7 @@ class Loader:
             _change(result, param)
             result = result.to(dtype)
         self._report(param)
-        return result.to(self.device)
+        return result
 
     def number(self, param: TensorParam) -> float:
         """Read a tensor of one element, which kernels take as a scalar argument."""
@@ -201,3 +204,8 @@ def _copy(source: Tensor, target: Tensor) -> bool:
         # One pass without a temporary: no sum with NaN or infinity in it is finite.
         finite &= math.isfinite(part.sum(dtype=torch.float32).item()) or bool(part.isfinite().all())
     return finite
+
+
+def _copy_bound(source: Tensor, target: Tensor) -> bool:
+    """As `_copy`, of numbers that may be infinities."""
+    return _copy(source, target) or not bool(target.isnan().any())

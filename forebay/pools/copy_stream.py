@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from forebay.ops.uploads import pinned
+
 
 class CopyStream:
     """Copies in the order of their calls. Of both methods the caller's stream is the one that is current."""
@@ -20,7 +22,7 @@ class CopyStream:
         """Return pinned memory that gets what the caller's stream has written to `rows` until now. `behind` returns the
         event to wait for before it is read."""
         self._stream.wait_event(torch.cuda.current_stream(self._device).record_event())
-        host = pinned(rows)
+        host = pinned(rows.shape, rows.dtype)
         with torch.cuda.stream(self._stream):
             host.copy_(rows, non_blocking=True)
         rows.record_stream(self._stream)
@@ -29,7 +31,7 @@ class CopyStream:
     def to_device(self, rows: Tensor) -> Tensor:
         """Return a copy of rows of host memory, for the work that the caller's stream gets from now on. If `rows` came
         from `to_host`, they may still be arriving."""
-        source = rows if rows.is_pinned() else pinned(rows).copy_(rows)
+        source = rows if rows.is_pinned() else pinned(rows.shape, rows.dtype).copy_(rows)
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
             arrived = torch.empty(rows.shape, dtype=rows.dtype, device=self._device)
@@ -41,8 +43,3 @@ class CopyStream:
     def behind(self) -> torch.cuda.Event:
         """Return an event behind all copies so far."""
         return self._stream.record_event()
-
-
-def pinned(like: Tensor) -> Tensor:
-    """Return pinned host memory of this shape and type. Its allocator keeps it until copies from and to it are done."""
-    return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)

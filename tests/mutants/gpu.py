@@ -299,6 +299,13 @@ GPU: Final[tuple[Mutant, ...]] = (
         f"{_COPIES}::test_c26_a_copy_of_a_retracted_request_has_what_steps_wrote_before_it_and_later_steps_read_it",
     ),
     Mutant(
+        "C31 a pinned buffer is filled again once a GPU has what was in it",
+        "ops/uploads.py",
+        "                sent.synchronize()\n",
+        "                pass\n",
+        "ops/test_uploads.py::test_uploads_convert_and_copy_in_parts_of_a_buffer",
+    ),
+    Mutant(
         "C31 the host reads a copy of a GPU's rows once it is there",
         "runtime/host/tier_stores.py",
         "                written.synchronize()\n",

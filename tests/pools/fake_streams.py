@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from forebay.ops import uploads
 from forebay.pools import copy_stream
 from tests.torch_modes import DispatchMode
 
@@ -94,8 +95,8 @@ class FakeGpu(DispatchMode):
         for each, at in other.items():
             clock[each] = max(clock.get(each, 0), at)
 
-    def pinned(self, like: Tensor) -> Tensor:
-        made = torch.empty(like.shape, dtype=like.dtype)
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        made = torch.empty(shape, dtype=dtype)
         self._pinned.add(self._key(made))
         return self.on_host(made)
 
@@ -167,7 +168,8 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: gpu.stream())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: gpu.current)
     monkeypatch.setattr(torch.cuda, "stream", gpu.within)
-    monkeypatch.setattr(copy_stream, "pinned", gpu.pinned)
+    for module in (copy_stream, uploads):
+        monkeypatch.setattr(module, "pinned", gpu.pinned)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: gpu.is_pinned(tensor))
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: gpu.record_stream(tensor, stream))
     monkeypatch.setattr(torch.Tensor, "numpy", read_by_host)

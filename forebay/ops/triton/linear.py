@@ -24,6 +24,7 @@ from forebay.ops.linear import LinearWeight
 from forebay.ops.reference.linear import TorchLinear
 from forebay.ops.triton.choices import FEW_ROWS, PROBED_ROWS, Choice, Choices, Product, choose, fastest
 from forebay.ops.triton.products import LOW_BITS, in_fp8, product
+from forebay.ops.uploads import Uploads
 
 _PROBE_BYTES: Final = 256 << 20  # that a product of so many rows may take
 _TIMED_CALLS: Final = 9
@@ -89,6 +90,7 @@ class TritonLinear(TorchLinear):
         are rounded to FP8."""
         super().__init__()
         self._device, self._choices, self._fp8_inputs = device, choices, fp8_inputs
+        self._uploads = Uploads.to(device)
 
     def pack(
         self, weight: Tensor, bias: Tensor | None = None, *, inputs: torch.dtype | None = None
@@ -110,7 +112,7 @@ class TritonLinear(TorchLinear):
         return parts[0] if len(parts) == 1 else TritonParts(tuple(parts))
 
     def _pack_part(self, weight: GroupQuantized, bias: Tensor | None) -> TritonLinearWeight:
-        form, codes = weight.format, torch.tensor(weight.codes, device=self._device)
+        form, codes = weight.format, self._on_device(weight.codes)
         low = LOW_BITS[form.bits]
         arrays = {
             "scales": _by_inputs(weight.scales),
@@ -119,12 +121,15 @@ class TritonLinear(TorchLinear):
             "minimum_factors": _by_inputs(weight.minimum_factors),
         }
         tensors: dict[str, Any] = {
-            name: None if array is None else torch.tensor(array, device=self._device) for name, array in arrays.items()
+            name: None if array is None else self._on_device(array) for name, array in arrays.items()
         }
         high = _plane(codes >> low, form.bits - low) if form.bits > low else None
         return _packed(
             form, weight.shape[1], values=_plane(codes & (1 << low) - 1, low), high=high, bias=bias, **tensors
         )
+
+    def _on_device(self, array: npt.NDArray[Any]) -> Tensor:
+        return torch.tensor(array) if self._uploads is None else self._uploads.array(array)
 
     def apply(self, x: Tensor, w: LinearWeight) -> Tensor:
         if isinstance(w, TritonParts):
