@@ -42,4 +42,5 @@ class CopyStream:
 
     def behind(self) -> torch.cuda.Event:
         """Return an event behind all copies so far."""
-        return self._stream.record_event()
+        event: torch.cuda.Event = self._stream.record_event()
+        return event
