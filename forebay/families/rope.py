@@ -151,7 +151,9 @@ def rotary_dim(fields: Fields, head_dim: int, share: float) -> int:
     """Return how many of a head's dimensions that is."""
     dim = int(head_dim * share)
     if dim < 2 or dim % 2:
-        raise fields.wrong("partial_rotary_factor", f"an even share of a head's {head_dim} dimensions")
+        raise ModelError(
+            f"{fields.where}: partial_rotary_factor {share:g} of a head's {head_dim} dimensions is {dim}: must be even"
+        )
     return dim
 
 

@@ -37,16 +37,17 @@ class AttentionSpec:
     """`name` is the checkpoint's prefix; `rope` None for no rotary embedding; `sliding_window` 0 for none.
 
     `scale` 0 stands for head_dim ** -0.5; `norm_offset` is added to the weights of q's and k's norms, called
-    `norm_names`. `sinks`: each head has a logit that takes part in its softmax without a value. `head_gate`: each
-    head's output is multiplied by sigmoid(gate_proj(x)), one gate per head. `output_gate`: each entry of the output is
-    multiplied by the sigmoid of its own gate, which `q_proj` has behind each head's q, or the tensor `gate_name`. The
-    input, k and the output are multiplied by `input_scale`, `key_scale` and `output_scale`. `interleaved`: the
-    checkpoint has rotary pairs as neighbours. `qkv_name`: the name of the one tensor that holds q, k and v, if there is
-    one. `value_norm`: each head's value is normed, without a weight. `values_from_keys`: there is no v_proj, values are
-    the output of k_proj; they are normed, then. `input_size`: the size of the input, 0 for the hidden size. `value_dim`
-    is the size of a head's values, 0 for `head_dim`; they are multiplied by `value_scale`. `softcap`: see
-    `AttentionOps`. `rope_first`: heads are rotated before they are normed. `query_scale` None if queries are not scaled
-    by their position. `bidirectional`: see `PagedAttention`.
+    `norm_names`; with {} in these, each head's weight is a tensor, with the head's number in its name. `sinks`: each
+    head has a logit that takes part in its softmax without a value. `head_gate`: each head's output is multiplied by
+    sigmoid(gate_proj(x)), one gate per head. `output_gate`: each entry of the output is multiplied by the sigmoid of
+    its own gate, which `q_proj` has behind each head's q, or the tensor `gate_name`. The input, k and the output are
+    multiplied by `input_scale`, `key_scale` and `output_scale`. `interleaved`: the checkpoint has rotary pairs as
+    neighbours. `qkv_name`: the name of the one tensor that holds q, k and v, if there is one. `value_norm`: each head's
+    value is normed, without a weight. `values_from_keys`: there is no v_proj, values are the output of k_proj; they are
+    normed, then. `input_size`: the size of the input, 0 for the hidden size. `value_dim` is the size of a head's
+    values, 0 for `head_dim`; they are multiplied by `value_scale`. `softcap`: see `AttentionOps`. `rope_first`: heads
+    are rotated before they are normed. `query_scale` None if queries are not scaled by their position. `bidirectional`:
+    see `PagedAttention`.
     """
 
     name: str
@@ -190,6 +191,9 @@ def _norms(spec: AttentionSpec, parts: Parts) -> tuple[Tensor, ...]:
         QkNorm.LAYER: [(count, dim) for count in heads],
         QkNorm.FULL: [(count * dim,) for count in heads],
     }
+    if "{}" in spec.norm_names[0]:
+        each = zip(spec.norm_names, heads, strict=True)
+        return tuple(parts.stacked((f"{name.format(i)}.weight" for i in range(count)), dim) for name, count in each)
     rows = _pair_rows(spec) if spec.interleaved else ()
     assert not (rows and spec.qk_norm is QkNorm.FULL), "a norm of all heads at once with neighbours as rotary pairs"
     change = partial(in_order, rows=rows) if rows else unchanged

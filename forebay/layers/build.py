@@ -7,7 +7,7 @@ what it keeps of the tokens it has seen. What a whole model needs is so known fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -73,6 +73,12 @@ class Parts:
         """Load the tensor `name` below this prefix, of the given shape."""
         param = TensorParam(names=(self.prefix + name,), sizes=shape[:1], inner=shape[1:], offset=offset)
         return self.weights.tensor(param, float32=float32, change=change)
+
+    def stacked(self, names: Iterable[str], size: int) -> Tensor:
+        """Load vectors of the same size, one below the other: [N, size]."""
+        names = tuple(f"{self.prefix}{name}" for name in names)
+        param = TensorParam(names=names, sizes=(size,) * len(names))
+        return self.weights.tensor(param, change=lambda values: values.view(-1, size))
 
     def values(self, name: str, *shape: int) -> Tensor:
         """To be packed, and not kept."""

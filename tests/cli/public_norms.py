@@ -26,6 +26,11 @@ _STARCODER2: Final = {
     "sliding_window": 4096, "max_position_embeddings": 16384, "attention_dropout": 0.1, "residual_dropout": 0.1,
     "embedding_dropout": 0.1,
 }  # fmt: skip
+_STABLELM: Final = {
+    "model_type": "stablelm", "max_position_embeddings": 4096, "hidden_act": "silu", "layer_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.25, "rope_theta": 10000, "tie_word_embeddings": False, "use_cache": True,
+    "attention_dropout": 0.0, "hidden_dropout": 0.0, "num_attention_heads": 32,
+}  # fmt: skip
 _DEEPSEEK_V2: Final = {
     "model_type": "deepseek_v2", "vocab_size": 102400, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64, "v_head_dim": 128, "num_experts_per_tok": 6, "n_shared_experts": 2,
@@ -87,6 +92,18 @@ PUBLISHED: Final[dict[str, tuple[dict[str, Any], float]]] = {
         **_STARCODER2, "hidden_size": 4608, "intermediate_size": 18432, "num_hidden_layers": 32,
         "num_attention_heads": 36, "num_key_value_heads": 4, "rope_theta": 1000000,
     }, 7.17),
+    "stabilityai/stablelm-3b-4e1t": ({
+        **_STABLELM, "vocab_size": 50304, "hidden_size": 2560, "intermediate_size": 6912, "num_hidden_layers": 32,
+        "num_key_value_heads": 32, "use_qkv_bias": False,
+    }, 2.80),
+    "stabilityai/stablelm-2-1_6b": ({
+        **_STABLELM, "vocab_size": 100352, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+        "num_key_value_heads": 32, "use_qkv_bias": True, "rope_scaling": None,
+    }, 1.64),
+    "stabilityai/stablelm-2-12b": ({
+        **_STABLELM, "vocab_size": 100352, "hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40,
+        "num_key_value_heads": 8, "use_qkv_bias": False, "qk_layernorm": True, "use_parallel_residual": True,
+    }, 12.14),
     "deepseek-ai/DeepSeek-V2-Lite": ({
         **_DEEPSEEK_V2, "hidden_size": 2048, "intermediate_size": 10944, "num_hidden_layers": 27,
         "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": None, "n_routed_experts": 64,

@@ -31,6 +31,11 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "cohere": {**LOGITS, "use_qk_norm": "use_qk_norm"},
     "cohere2": LOGITS,
+    "stablelm": {
+        "attention_bias": "use_qkv_bias",
+        "parallel": "use_parallel_residual",
+        "use_qk_norm": "qk_layernorm",
+    },
     "starcoder2": {"attention_bias": "use_bias", "mlp_bias": "use_bias"},
     "deepseek_v2": {
         **EXPERTS,
@@ -52,7 +57,12 @@ NAMES: dict[str, dict[str, str]] = {
     },
 }
 TYPES = tuple(NAMES)
-EPS = {"cohere": "layer_norm_eps", "cohere2": "layer_norm_eps", "starcoder2": "norm_epsilon"}
+EPS = {
+    "cohere": "layer_norm_eps",
+    "cohere2": "layer_norm_eps",
+    "stablelm": "layer_norm_eps",
+    "starcoder2": "norm_epsilon",
+}
 
 # The fields that a type cannot do without.
 NEEDED: dict[str, dict[str, Any]] = {name: {} for name in TYPES} | {"deepseek_v2": {"num_experts_per_tok": 6}}
@@ -86,6 +96,11 @@ def test_command_r_has_the_positions_that_it_was_trained_for(read: Read) -> None
     assert read("cohere", model_max_length=64).max_position_embeddings == 512
     scaled = {"rope_type": "linear", "factor": 2.0}
     assert read("cohere", model_max_length=4096, rope_parameters=scaled).max_position_embeddings == 512
+
+
+def test_stablelm_rotates_a_quarter_of_each_head_by_default(read: Read) -> None:
+    theirs = AutoConfig.for_model("stablelm", **GIVEN).rope_parameters["partial_rotary_factor"]
+    assert read("stablelm").rotary_dim == 16 * theirs == 4
 
 
 def test_deepseek_v2_has_groups_where_the_method_has_them(read: Read) -> None:
@@ -139,6 +154,10 @@ def test_published_files_have_no_option_that_is_unknown(name: str) -> None:
         ("cohere2", {"sliding_window_pattern": 0}, "sliding_window_pattern"),
         ("cohere2", {"layer_types": ["linear_attention"] * 8}, "layer_types"),
         ("cohere2", {"num_key_value_heads": 3}, "num_key_value_heads"),
+        ("stablelm", {"hidden_act": "gelu"}, "hidden_act"),
+        ("stablelm", {"qk_layernorm": 1}, "qk_layernorm"),
+        ("stablelm", {"partial_rotary_factor": 0.1}, "partial_rotary_factor"),
+        ("stablelm", {"head_dim": 32}, "num_attention_heads"),
         ("starcoder2", {"hidden_act": "silu"}, "hidden_act"),
         ("starcoder2", {"use_bias": 1}, "use_bias"),
         ("starcoder2", {"layer_types": [SLIDING] * 8}, "layer_types"),

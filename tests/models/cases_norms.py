@@ -14,6 +14,7 @@ _LATENT = {
     "v_head_dim": 10,
     "num_key_value_heads": 4,
 }
+_EVEN_QUARTERS = {"hidden_size": 64, "head_dim": 16}  # of heads
 _EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
 _MIMO = {
@@ -61,6 +62,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere-plain-biases-untied": (
         "cohere",
         {"attention_bias": True, "tie_word_embeddings": False, "num_key_value_heads": None},
+    ),
+    "stablelm": ("stablelm", _EVEN_QUARTERS),
+    "stablelm-parallel-qk-norm-biases-tied": (
+        "stablelm",
+        {
+            **_EVEN_QUARTERS,
+            "use_parallel_residual": True,
+            "qk_layernorm": True,
+            "use_qkv_bias": True,
+            "tie_word_embeddings": True,
+        },
     ),
     "starcoder2": ("starcoder2", {"sliding_window": 6}),
     "starcoder2-no-window": ("starcoder2", {}),

@@ -20,6 +20,7 @@ from forebay.families.deepseek_v2.config import LatentConfig
 from forebay.families.gemma2.config import Gemma2Config
 from forebay.families.mimo_v2_flash.config import MimoConfig
 from forebay.families.model_config import ModelConfig
+from forebay.families.stablelm.config import StableLmConfig
 from tests.formats.gguf_files import write_gguf
 from tests.models.drive import Driver
 from tests.models.test_gguf import stacked_experts
@@ -92,6 +93,27 @@ def mimo_metadata(config: MimoConfig) -> dict[str, Any]:
     }
 
 
+def stacked_heads(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors with one of all heads of a layer instead of one for each, which `norms` have."""
+    stacks: dict[str, dict[int, np.ndarray]] = {}
+    for name, values in tensors.items():
+        if match := re.fullmatch(r"(.*)\.norms\.(\d+)\.weight", name):
+            stacks.setdefault(f"{match[1]}.weight", {})[int(match[2])] = values
+    others = {name: values for name, values in tensors.items() if ".norms." not in name}
+    return others | {name: np.stack([stack[i] for i in range(len(stack))]) for name, stack in stacks.items()}
+
+
+def stablelm_metadata(config: StableLmConfig) -> dict[str, Any]:
+    """The converter writes no head size."""
+    return {
+        **layer_norm_metadata(config),
+        "attention.key_length": None,
+        "attention.value_length": None,
+        "rope.dimension_count": config.rotary_dim,
+        "use_parallel_residual": config.parallel,
+    }
+
+
 def gemma2_tensors(name: str, values: np.ndarray, config: ModelConfig) -> Named:
     yield from gemma3_tensors(name, values)
 
@@ -101,6 +123,8 @@ CONVERSIONS = {
     "gemma": Conversion(gguf.MODEL_ARCH.GEMMA, gemma2_tensors, lambda config: {"rope.freq_base": None}),
     "cohere": Conversion(gguf.MODEL_ARCH.COMMAND_R, as_they_are, cohere_metadata),
     "cohere2-gguf": Conversion(gguf.MODEL_ARCH.COHERE2, as_they_are, cohere2_metadata),
+    "stablelm": Conversion(gguf.MODEL_ARCH.STABLELM, as_they_are, stablelm_metadata),
+    "stablelm-parallel-qk-norm-biases-tied": Conversion(gguf.MODEL_ARCH.STABLELM, as_they_are, stablelm_metadata),
     "starcoder2-no-window": Conversion(gguf.MODEL_ARCH.STARCODER2, as_they_are, layer_norm_metadata),
     "starcoder2-no-biases-untied": Conversion(gguf.MODEL_ARCH.STARCODER2, as_they_are, layer_norm_metadata),
     "deepseek_v2": Conversion(gguf.MODEL_ARCH.DEEPSEEK2, latent_tensors, deepseek_v2_metadata),
@@ -115,7 +139,7 @@ def convert(source: Path, case: str, path: Path, more: dict[str, np.ndarray] | N
     names = gguf.get_tensor_name_map(conversion.arch, config.num_layers)
     tensors = {
         names.get_name(new, try_suffixes=(".weight", ".bias")): np.ascontiguousarray(changed)
-        for name, values in stacked_experts(load_file(source / "model.safetensors")).items()
+        for name, values in stacked_heads(stacked_experts(load_file(source / "model.safetensors"))).items()
         for new, changed in conversion.tensors(name, values, config)
     }
     written = {**common_metadata(config), **conversion.metadata(config), **metadata}
@@ -172,6 +196,8 @@ def test_blocks_of_mimo_that_draft_are_left_out(tiny, load, tmp_path):
         ("gemma2-gguf", {"attention.sliding_window": 0}, "sliding_window"),
         ("cohere", {"logit_scale": 0.0}, "logit_scale"),
         ("cohere2-gguf", {"rope.dimension_count": 6}, "head size"),
+        ("stablelm", {"rope.dimension_count": 17}, "17 rotated dimensions of 16"),
+        ("stablelm", {"attention.key_length": 8}, "divisor of hidden_size"),
         ("deepseek_v2", {"expert_gating_func": 2}, "e_score_correction_bias"),
         ("deepseek_v2", {"expert_weights_norm": True}, "norm_topk_prob"),
         ("deepseek_v2", {"expert_group_count": 3}, "n_group"),

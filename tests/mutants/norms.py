@@ -55,6 +55,27 @@ NORMS: Final[tuple[Mutant, ...]] = (
         _TYPES + "test_defaults_are_those_of_transformers",
     ),
     Mutant(
+        "C28 StableLM rotates a quarter of each head by default",
+        "families/stablelm/config.py",
+        "default=0.25",
+        "default=0.5",
+        _TYPES + "test_stablelm_rotates_a_quarter_of_each_head_by_default",
+    ),
+    Mutant(
+        "C28 norms of heads are in the order of the heads",
+        "layers/attention.py",
+        'parts.stacked((f"{name.format(i)}.weight" for i in range(count)), dim)',
+        'parts.stacked((f"{name.format(i)}.weight" for i in reversed(range(count))), dim)',
+        _PREFILL,
+    ),
+    Mutant(
+        "C28 each head of a StableLM in a GGUF file has its own norm",
+        "families/stablelm/gguf.py",
+        "[index : index + 1]",
+        "[:1]",
+        "models/test_gguf_norms.py::test_a_converted_model_gives_the_logits_of_the_original",
+    ),
+    Mutant(
         "C28 layer normalization subtracts the mean",
         "ops/reference/norms.py",
         "torch.nn.functional.layer_norm(x.float(), x.shape[-1:], eps=eps) * weight.float()",

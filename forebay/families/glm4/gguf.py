@@ -3,7 +3,8 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.architecture import PROJECTIONS, Architecture, within
-from forebay.families.parts.gguf.joined_mlp import JOINED_MLP, configure
+from forebay.families.parts.gguf.joined_mlp import JOINED_MLP
+from forebay.families.parts.gguf.partial_rotary import configure
 
 _NAMES: Final = {
     **within("self_attn", PROJECTIONS),

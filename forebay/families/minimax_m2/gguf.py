@@ -4,8 +4,8 @@ from typing import Final
 
 from forebay.families.architecture import PRE_NORM, Architecture, Header
 from forebay.families.parts.gguf.experts import restore_correction
-from forebay.families.parts.gguf.joined_mlp import configure as configure_rotation
 from forebay.families.parts.gguf.mixtures import EXPERTS
+from forebay.families.parts.gguf.partial_rotary import configure as configure_rotation
 
 
 def _configure(header: Header) -> None:

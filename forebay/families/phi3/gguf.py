@@ -4,12 +4,12 @@ from typing import Final
 
 from forebay.families.architecture import Architecture, Header
 from forebay.families.gguf_names import LONG_ROPE_AMPLITUDE
-from forebay.families.parts.gguf import joined_mlp as glm4
 from forebay.families.parts.gguf.joined_mlp import JOINED_MLP
+from forebay.families.parts.gguf.partial_rotary import configure
 
 
 def _configure(header: Header) -> None:
-    glm4.configure(header)
+    configure(header)
     header.config["sliding_window"] = header.config.get("sliding_window") or None  # 0 for none
 
 

@@ -1,0 +1,1 @@
+"""StableLM: LayerNorms with biases, a quarter of each head rotated; the larger ones have parallel blocks."""
