@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ruff import find_ruff_bin
 
 from scripts.site.pages import DOCS, ROOT
 from tests.deadlines import HANGS_S
@@ -68,6 +69,14 @@ def patch(copy: Path, change: str, *options: str) -> None:
     subprocess.run(words, cwd=copy, input=change, text=True, check=True, timeout=HANGS_S, env=environment(copy))
 
 
+def lint(copy: Path, recipe: str) -> None:
+    """Check the files that the recipe changes, as `make lint` does."""
+    files = re.findall(r"(?m)^\+\+\+ b/(.*\.py)$", recipe)
+    for words in (["check", "-q"], ["format", "-q", "--check"]):
+        done = subprocess.run([find_ruff_bin(), *words, *files], cwd=copy, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"ruff {words[0]}: {done.stdout[-2000:]}{done.stderr[-1000:]}"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "applied",
@@ -77,6 +86,7 @@ def patch(copy: Path, change: str, *options: str) -> None:
 def test_contributing_recipe_applied_to_a_copy_passes_its_gates(applied: str, copy: Path) -> None:
     gates = re.findall(r"`(tests/[^`]+)`", applied.rpartition("Run the gates")[2])
     assert gates, "the recipe names no gate"
+    lint(copy, applied)
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow"]
     whole = [gate for gate in gates if " " not in gate]
     for words in filter(None, [whole, *(shlex.split(gate) for gate in gates if " " in gate)]):
