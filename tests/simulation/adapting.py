@@ -132,7 +132,7 @@ class Adapting:
         self.dice = Random(str(config))
         config = replace(config, max_loras=self.dice.randint(1, 3))
         self.adapter_memory = FakeMemory(config.max_loras)
-        super().__init__(config, *args, **others)
+        super().__init__(config, *args, **others)  # type: ignore[call-arg]
         self.loader = self.core.adapters  # type: ignore[attr-defined]
         self.runner.memory, self.runner.wanted = self.adapter_memory, {}  # type: ignore[attr-defined]
         self.later: list[Callable[[], None]] = []  # what threads have yet to do

@@ -35,7 +35,7 @@ class CompressedPairOutcome(SleepingPairOutcome):
     prebuilt: int = 0
 
 
-class CompressedSleepingHalf(EntriesAsleep, CompressedHalf, SleepingHalf):
+class CompressedSleepingHalf(EntriesAsleep, CompressedHalf, SleepingHalf):  # type: ignore[misc]
     pass
 
 
@@ -55,7 +55,7 @@ def run_seed(seed: int) -> CompressedPairOutcome:
             runners = runners_of(pair)
             done = pair.run()
             counts = CompressedOutcome.of(runners)
-            own = {"entries": counts.entries, "copied": counts.copied, "prebuilt": counts.prebuilt}
+            own: dict[str, Any] = {"entries": counts.entries, "copied": counts.copied, "prebuilt": counts.prebuilt}
             return CompressedPairOutcome(**vars(done), **own)
     except Exception as error:
         error.add_note(f"replay: python -m tests.simulation.compressed_pair --seed {seed}")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from forebay.config.engine_config import Ledger, SchedulerConfig, SpeculativeAlgorithm, StateStrategy
 from forebay.memory.kinds.state.hybrid_rows import tracking_slots
@@ -11,15 +12,16 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan, StepResult
 from tests.kinds_of import kind_config, num_states, resized
 from tests.simulation.hash_runner import StepFailed
+from tests.simulation.proposers import RandomWidths
 from tests.simulation.retracting import RetractingScheduler
-from tests.simulation.simulator import Simulation
+from tests.simulation.simulator import SchedulerFactory, Simulation
 from tests.simulation.workload import Traffic, speculating
 
 HYBRIDS = ("extra_buffer", "no_buffer", "windows", "both")
 WINDOW = 6
 
 
-def config(**changes) -> SchedulerConfig:
+def config(**changes: Any) -> SchedulerConfig:
     asked = SchedulerConfig(
         page_size=4,
         num_pages=32,
@@ -32,7 +34,7 @@ def config(**changes) -> SchedulerConfig:
     return replace(asked, **changes)
 
 
-def traffic(**changes) -> Traffic:
+def traffic(**changes: Any) -> Traffic:
     asked = Traffic(num_requests=0, arrivals=1.0, vocab=1000, longest_prompt=24, longest_output=16, stopping=0.0)
     return replace(asked, **changes)
 
@@ -69,21 +71,30 @@ class Scripted(Simulation):
 
 
 def simulation(
-    seed: int = 0, *, make_scheduler=RetractingScheduler, load: Traffic | None = None, **changes
+    seed: int = 0,
+    *,
+    make_scheduler: SchedulerFactory = RetractingScheduler,
+    load: Traffic | None = None,
+    **changes: Any,
 ) -> Scripted:
     return simulation_of(config(**changes), seed, make_scheduler=make_scheduler, load=load)
 
 
 def simulation_of(
-    asked: SchedulerConfig, seed: int = 0, *, make_scheduler=RetractingScheduler, load: Traffic | None = None
+    asked: SchedulerConfig,
+    seed: int = 0,
+    *,
+    make_scheduler: SchedulerFactory = RetractingScheduler,
+    load: Traffic | None = None,
 ) -> Scripted:
     return Scripted(asked, load or traffic(), Random(seed), make_scheduler=make_scheduler)
 
 
-def wide(asked: SchedulerConfig, proposed_on: str, width: int = 4, **changes) -> Scripted:
+def wide(asked: SchedulerConfig, proposed_on: str, width: int = 4, **changes: Any) -> Scripted:
     """Decodes as wide as they can be, whose drafts are all right."""
     algorithm = {"host": SpeculativeAlgorithm.NGRAM, "device": SpeculativeAlgorithm.EAGLE}[proposed_on]
     sim = simulation_of(speculating(asked, algorithm, width), **changes)
+    assert isinstance(sim.widths, RandomWidths)
     sim.width = sim.widths.fixed = width
     sim.propose.right = width
     if sim.proposer:
@@ -103,7 +114,7 @@ def hybrid(
     spare_slots: int = 12,
     spare_windows: int = 12,
     host: bool = False,
-    **changes,
+    **changes: Any,
 ) -> SchedulerConfig:
     """A model with states (by either strategy), windows, or both; without an extra buffer pages hold one token."""
     ps = 1 if kind == "no_buffer" else page_size

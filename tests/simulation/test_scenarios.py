@@ -18,7 +18,7 @@ from tests.simulation.rig import greedy, simulation, traffic
 @pytest.mark.quick(6)
 @pytest.mark.parametrize("every", [0, 3, 10])
 @pytest.mark.parametrize("chunk", [1, 7, 4, 16, 2048])
-def test_c1_c26_c28_tokens_do_not_depend_on_chunks_or_retractions(chunk, every):
+def test_c1_c26_c28_tokens_do_not_depend_on_chunks_or_retractions(chunk: int, every: int) -> None:
     """1,500 requests over the 15 cases; the oracles compare every token with the reference as it comes."""
     make = partial(RetractingScheduler, every=every)
     load = traffic(num_requests=100, sharing=0.7, arrivals=0.7)
@@ -38,7 +38,7 @@ def test_c1_c26_c28_tokens_do_not_depend_on_chunks_or_retractions(chunk, every):
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("percent", [110, 150])
-def test_b4_memory_pressure_retracts_no_request_forever_and_recomputes_little(percent, depth):
+def test_b4_memory_pressure_retracts_no_request_forever_and_recomputes_little(percent: int, depth: int) -> None:
     """Requests that together need `percent` of the pool, admitted as if they would not grow."""
     sim = simulation(
         percent,
@@ -72,7 +72,9 @@ def test_b4_memory_pressure_retracts_no_request_forever_and_recomputes_little(pe
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize(("page_size", "num_pages"), [(1, 9), (4, 3), (7, 2), (16, 1)])
-def test_b5_whatever_is_near_the_capacity_is_refused_on_arrival_or_finishes(page_size, num_pages, depth):
+def test_b5_whatever_is_near_the_capacity_is_refused_on_arrival_or_finishes(
+    page_size: int, num_pages: int, depth: int
+) -> None:
     """Every second prompt and max_tokens whose sum is within a page of the pool, odd ones and even ones in turn; the
     simulator knows which must be refused."""
     capacity = page_size * num_pages
@@ -88,7 +90,7 @@ def test_b5_whatever_is_near_the_capacity_is_refused_on_arrival_or_finishes(page
             )
 
 
-def test_b5_the_context_is_a_boundary_too():
+def test_b5_the_context_is_a_boundary_too() -> None:
     sim = simulation(context_length=20)
     assert sim.add(range(15), greedy(5))
     assert sim.add(range(15), greedy(6)) is None
@@ -100,13 +102,15 @@ def test_b5_the_context_is_a_boundary_too():
 
 
 @pytest.mark.parametrize("policy", list(SchedulePolicy))
-def test_b6_work_behind_a_blocked_head_starts_and_so_does_the_head(policy):
+def test_b6_work_behind_a_blocked_head_starts_and_so_does_the_head(policy: SchedulePolicy) -> None:
     sim = simulation(schedule_policy=policy, radix_cache=False, num_pages=24, context_length=96)
     sim.add(range(8), greedy(60))  # leaves room for seven pages
     sim.turn()
     head = sim.add(range(100, 180), greedy(16))
+    assert head
     head_req = sim.scheduler.requests[head.id]
     behind = sim.add([1, 2, 3], greedy(4))
+    assert behind
     for _ in range(20):
         sim.turn()
         if behind.finish:
@@ -128,7 +132,7 @@ def test_b6_work_behind_a_blocked_head_starts_and_so_does_the_head(policy):
 
 @pytest.mark.long
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_c3_c19_hits_of_every_length_are_exactly_as_long_as_they_can_be(page_size):
+def test_c3_c19_hits_of_every_length_are_exactly_as_long_as_they_can_be(page_size: int) -> None:
     """A prompt shares its first n tokens with one that was computed, for every n; cold, warm, flushed, warm again."""
     length = 3 * page_size + 2
     for shared in range(length + 1):
@@ -148,11 +152,12 @@ def test_c3_c19_hits_of_every_length_are_exactly_as_long_as_they_can_be(page_siz
                 sim.scheduler.flush_cache()
             tracked = sim.add(prompt, greedy(3))
             sim.drain()
+            assert tracked
             assert tracked.cached_tokens == cached
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_c3_a_partly_evicted_prefix_still_hits_as_far_as_it_is_there(page_size):
+def test_c3_a_partly_evicted_prefix_still_hits_as_far_as_it_is_there(page_size: int) -> None:
     sim = simulation(page_size=page_size, num_pages=40 // page_size)
     prompt = list(range(24))
     sim.add(prompt, greedy(1))
@@ -160,22 +165,25 @@ def test_c3_a_partly_evicted_prefix_still_hits_as_far_as_it_is_there(page_size):
     sim.scheduler.pools.cache.evict(8 // page_size)
     again = sim.add(prompt, greedy(1))
     sim.drain()
+    assert again
     assert again.cached_tokens == 16
 
 
-def test_c3_a_conversation_hits_all_of_its_earlier_turns():
+def test_c3_a_conversation_hits_all_of_its_earlier_turns() -> None:
     sim = simulation(page_size=4)
     prompt = list(range(10))
     for _ in range(5):
         turn = sim.add(prompt, greedy(5))
         sim.drain()
+        assert turn
         assert turn.cached_tokens == (len(prompt) - 4 if len(prompt) > 10 else 0) // 4 * 4
         prompt = [*turn.tokens, 7, 8, 9]
 
 
-def test_a5_namespaces_never_share_even_when_their_tokens_are_equal():
+def test_a5_namespaces_never_share_even_when_their_tokens_are_equal() -> None:
     sim = simulation()
     for namespace, cached in [("a", 0), ("b", 0), ("", 0), ("a", 8), ("b", 8)]:
         tracked = sim.add(range(12), greedy(2), namespace=namespace)
         sim.drain()
+        assert tracked
         assert tracked.cached_tokens == cached

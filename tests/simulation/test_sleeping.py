@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -10,11 +12,13 @@ from forebay.engine.lifecycle import sleep
 from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.slots import Slots
 from forebay.requests.request import Request
-from forebay.scheduler.halt import Halt
+from forebay.requests.transfers import Offered
+from forebay.scheduler.halt import Halt, Mode
 from forebay.scheduler.handoff import Role
 from forebay.scheduler.matches import Matches
 from forebay.scheduler.memory.engine_memory import EngineMemory
 from forebay.scheduler.memory.host_copies import HostCopies
+from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.sleeping import SleepingSimulation, SleepOutcome, run_seed
 from tests.simulation.sleeping_pair import SleepingHalf, SleepingPairOutcome
@@ -71,11 +75,11 @@ def the_prefix_cache_is_kept_over_an_update(patch: Patch) -> None:
     """As if versions of the weights shared prefixes, and nothing were dropped."""
     clear, compute_with = EngineMemory.clear, Request.compute_with
 
-    def kept(self, void, left=None, *, committed=-1, released=False):
+    def kept(self: EngineMemory, void: Any, left: Any = None, *, committed: int = -1, released: bool = False) -> None:
         if released or left:
             clear(self, void, left, committed=committed, released=released)
 
-    def shared(self, weight_version):
+    def shared(self: Request, weight_version: int) -> None:
         compute_with(self, weight_version)
         self.cache_namespace = f"0/{self.namespace}"
 
@@ -88,7 +92,9 @@ def the_prefix_cache_is_kept_over_an_update(patch: Patch) -> None:
 def a_host_copy_of_an_old_version_is_loaded(patch: Patch) -> None:
     clear = EngineMemory.clear
 
-    def mutated(self, void, left=None, *, committed=-1, released=False):
+    def mutated(
+        self: EngineMemory, void: Any, left: Any = None, *, committed: int = -1, released: bool = False
+    ) -> None:
         clear(self, void, left, committed=self.pools.steps.committed, released=released)
 
     patch.setattr(EngineMemory, "clear", mutated)
@@ -108,7 +114,7 @@ def the_device_is_not_told_where_kept_windows_are(patch: Patch) -> None:
 def generations_are_reset(patch: Patch) -> None:
     clear = Slots.clear
 
-    def mutated(self):
+    def mutated(self: Slots) -> None:
         clear(self)
         self.generation = np.zeros_like(self.generation)
 
@@ -117,7 +123,7 @@ def generations_are_reset(patch: Patch) -> None:
 
 @mutation
 def memory_is_released_before_steps_in_flight_have_landed(patch: Patch) -> None:
-    def done(self):
+    def done(self: Halt) -> bool:
         return not self._queues.num_running
 
     patch.setattr(Halt, "done", property(done))
@@ -125,7 +131,7 @@ def memory_is_released_before_steps_in_flight_have_landed(patch: Patch) -> None:
 
 @mutation
 def who_goes_on_under_new_weights_keeps_its_tokens(patch: Patch) -> None:
-    def mutated(scheduler, version):
+    def mutated(scheduler: Scheduler, version: int) -> None:
         scheduler.queues.weight_version = version
         scheduler.memory.clear([])
         for req in scheduler.queues.waiting:
@@ -139,7 +145,7 @@ def who_goes_on_under_new_weights_keeps_its_tokens(patch: Patch) -> None:
 def requests_start_while_the_engine_comes_to_a_halt(patch: Patch) -> None:
     begin = Halt.__init__
 
-    def mutated(self, scheduler, mode):
+    def mutated(self: Halt, scheduler: Scheduler, mode: Mode) -> None:
         begin(self, scheduler, mode)
         scheduler.queues.admits = True
 
@@ -148,7 +154,7 @@ def requests_start_while_the_engine_comes_to_a_halt(patch: Patch) -> None:
 
 @mutation
 def requests_that_waited_through_a_release_wait_for_a_step_that_never_comes(patch: Patch) -> None:
-    def mutated(scheduler):
+    def mutated(scheduler: Scheduler) -> None:
         pools = scheduler.pools
         scheduler.memory.clear([], committed=pools.steps.committed, released=True)
         for req in scheduler.queues.waiting:
@@ -159,7 +165,7 @@ def requests_that_waited_through_a_release_wait_for_a_step_that_never_comes(patc
 
 @of_a_pair
 def memory_is_released_while_a_peer_may_touch_it(patch: Patch) -> None:
-    def done(self):
+    def done(self: Halt) -> bool:
         s = self._queues
         return not (s.num_running or s.flights or s.finishing or s.transferring or s.pools.draft.saves)
 
@@ -171,7 +177,7 @@ def memory_is_released_while_a_peer_may_touch_it(patch: Patch) -> None:
 def what_one_version_computes_is_decoded_by_another(patch: Patch) -> None:
     offered = Matches.offered
 
-    def mutated(self, event, now):
+    def mutated(self: Matches, event: Offered, now: float) -> None:
         offered(self, replace(event, weight_version=self.queues.weight_version), now)
 
     patch.setattr(Matches, "offered", mutated)
