@@ -45,12 +45,12 @@ class RowTable:
         self.allocations: list[Allocation | None] = [None] * num_rows  # who runs in each row
 
     def move_in(
-        self, held: Allocation, *, max_kv_len: int, num_pages: int = 0, kv_len: int = 0, kv_committed: int = 0
+        self, allocation: Allocation, *, max_kv_len: int, num_pages: int = 0, kv_len: int = 0, kv_committed: int = 0
     ) -> None:
-        """Assign the row of `held` to its request, with `num_pages` pages and `kv_len` tokens of KV. The request ends
-        at `max_kv_len` at the latest."""
-        self.allocations[held.row] = held
-        self._block[:, held.row] = held.id, max_kv_len, num_pages, kv_committed, kv_len, 0
+        """Assign the row of `allocation` to its request, with `num_pages` pages and `kv_len` tokens of KV. The request
+        ends at `max_kv_len` at the latest."""
+        self.allocations[allocation.row] = allocation
+        self._block[:, allocation.row] = allocation.id, max_kv_len, num_pages, kv_committed, kv_len, 0
 
     def move_out(self, row: int) -> None:
         """Mark a row as without a request; steps in flight may still compute there."""
@@ -59,9 +59,9 @@ class RowTable:
 
     def allocation_of(self, row: int) -> Allocation:
         """Return the allocation of the request in this row; the row must be in use."""
-        held = self.allocations[row]
-        assert held is not None, f"nobody runs in row {row}"
-        return held
+        allocation = self.allocations[row]
+        assert allocation is not None, f"nobody runs in row {row}"
+        return allocation
 
     def kv_lens(self, rows: Ids) -> Ids:
         """How much KV launched steps leave in these rows. Raises Outrun where only the device knows."""
@@ -100,12 +100,12 @@ class _Entry:
     def __init__(self, column: str) -> None:
         self._column = column
 
-    def __get__(self, held: Allocation, owner: type[Allocation]) -> int:
-        value: int = getattr(held.table, self._column).item(held.row)
+    def __get__(self, allocation: Allocation, owner: type[Allocation]) -> int:
+        value: int = getattr(allocation.table, self._column).item(allocation.row)
         return value
 
-    def __set__(self, held: Allocation, value: int) -> None:
-        getattr(held.table, self._column)[held.row] = value
+    def __set__(self, allocation: Allocation, value: int) -> None:
+        getattr(allocation.table, self._column)[allocation.row] = value
 
 
 @dataclass(slots=True, eq=False)

@@ -18,10 +18,13 @@ from forebay.scheduler.memory.pools import Pools
 def audit(pools: Pools, reqs: Sequence[Request]) -> None:
     """Raise LedgerError, or fail an assertion, unless every row, page and slot of any kind has exactly one holder."""
     allocations, deferred = [req.allocation for req in reqs], pools.deferred.entries
-    rows = [held.row for held in allocations]
+    rows = [allocation.row for allocation in allocations]
     pools.rows.audit(rows + [entry.row for entry in deferred if entry.row != NO_SLOT])
-    pools.cache.check([held.pin for held in allocations] + [entry.pin for entry in deferred if entry.pin])
-    pages = [Holder(held.id, pools.rows.pages(held.row, held.pin.num_pages, held.num_pages)) for held in allocations]
+    pools.cache.check([allocation.pin for allocation in allocations] + [entry.pin for entry in deferred if entry.pin])
+    pages = [
+        Holder(allocation.id, pools.rows.pages(allocation.row, allocation.pin.num_pages, allocation.num_pages))
+        for allocation in allocations
+    ]
     pages += [Holder(entry.request_id, entry.pages) for entry in deferred]
     pages.append(pools.loading(pools.kv))
     pools.kv.audit(chain(_owned(pages), (Holder(CACHE, node.pages) for node in pools.cache.index.nodes())))

@@ -166,16 +166,16 @@ class OutputProcessor:
     def _release(self, req: Request, was: Status, *, failed: bool) -> MemoryReport | None:
         """Release all that a request holds, now or when its steps in flight have committed. Return the report of its
         memory, None if it has nothing to report."""
-        held, checkpoints = req.held, []
-        if held is None:
+        allocation, checkpoints = req.held, []
+        if allocation is None:
             self.memory.host_copies.drop(req.id, self.pools.draft)
         elif not failed and was is not Status.TRANSFERRING and self.memory.prefixes.is_finishing(req):
-            checkpoints = [*self.memory.prefixes.checkpoints(held.pin), held.kv_bound]
-            self.pools.table.move_out(held.row)
+            checkpoints = [*self.memory.prefixes.checkpoints(allocation.pin), allocation.kv_bound]
+            self.pools.table.move_out(allocation.row)
             self.queues.finishing.append(req)
         else:
-            self.memory.allocator.release(req, None if failed else held.kv_committed)
-            checkpoints = self.memory.prefixes.checkpoints(held.pin)
+            self.memory.allocator.release(req, None if failed else allocation.kv_committed)
+            checkpoints = self.memory.prefixes.checkpoints(allocation.pin)
         self.memory.record_reuse(req)
         kept = self.memory.prefixes.retain_at_end(req, self.queues.now)
         if req.retentions:

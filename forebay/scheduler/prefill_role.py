@@ -111,12 +111,12 @@ class PrefillRole(Role):
 
     def computed(self, req: Request) -> None:
         if sending := self._sending(req):
-            held, page_size = req.allocation, self.queues.config.page_size
-            stop = held.kv_committed // page_size * page_size
+            allocation, page_size = req.allocation, self.queues.config.page_size
+            stop = allocation.kv_committed // page_size * page_size
             if stop > sending.next:
-                held.ticket = sending
+                allocation.ticket = sending
                 self.tickets.send(
-                    Send(ticket=sending.ticket, spans=self.queues.pools.kv_places(held, sending.next, stop))
+                    Send(ticket=sending.ticket, spans=self.queues.pools.kv_places(allocation, sending.next, stop))
                 )
                 sending.next = stop
 
@@ -131,11 +131,11 @@ class PrefillRole(Role):
             req.tokens.pop()
             self.queues.num_waiting_tokens -= 1
             return True
-        held, memory = req.allocation, self.queues.memory
+        allocation, memory = req.allocation, self.queues.memory
         sending.deadline = req.last_progress + self._options.lease_s
         self.queues.transfer(req)
         memory.prefixes.adopt(req, req.num_prompt, last=True)
-        held.ticket, sending.whole = sending, True
+        allocation.ticket, sending.whole = sending, True
         sending.update, sending.reason = update, reason
         tail = Tail(
             num_tokens=req.num_prompt,
@@ -145,7 +145,7 @@ class PrefillRole(Role):
             prompt_logprobs=update.prompt_logprobs,
         )
         self.tickets.send(
-            Send(ticket=sending.ticket, spans=memory.pools.places(held, sending.start, sending.next), tail=tail)
+            Send(ticket=sending.ticket, spans=memory.pools.places(allocation, sending.start, sending.next), tail=tail)
         )
         memory.allocator.release(req)
         return True

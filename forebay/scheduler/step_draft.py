@@ -135,7 +135,9 @@ class StepDraft(Draft):
         if self.chunks:
             allocations = [chunk.req.allocation for chunk in self.chunks]
             spans = zip(allocations, self.chunks, strict=True)
-            extends = [(held.row, start, stop, held.extend_target) for held, (_, start, stop) in spans]
+            extends = [
+                (allocation.row, start, stop, allocation.extend_target) for allocation, (_, start, stop) in spans
+            ]
             tokens = [np.frombuffer(req.tokens[start:stop], dtype=np.int32) for req, start, stop in self.chunks]
             extended, starts, stops, targets = np.array(extends, dtype=np.int64).T
             rows = np.concatenate([extended, rows])

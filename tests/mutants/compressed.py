@@ -73,7 +73,7 @@ COMPRESSED = (
     Mutant(
         "C26 a request's ring comes back with its host copy",
         "memory/kinds/ring/rings.py",
-        "return as_ids([held.row])",
+        "return as_ids([allocation.row])",
         "return NO_IDS",
         _ENGINE,
     ),

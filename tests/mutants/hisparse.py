@@ -102,15 +102,16 @@ HISPARSE = (
     Mutant(
         "C26 what comes back from a host copy is not loaded before it is there",
         _RESIDENTS,
-        "        there = pages[: held.pin.num_pages]\n",
-        "        there = pages[: held.kv_len // self._rows.page_size]\n        arrival = Arrival(arrival.num_prompt)\n",
+        "        there = pages[: allocation.pin.num_pages]\n",
+        "        there = pages[: allocation.kv_len // self._rows.page_size]\n"
+        "        arrival = Arrival(arrival.num_prompt)\n",
         "simulation/test_tiered.py::test_tiers_random_traffic_reads_what_the_host_tier_has",
     ),
     Mutant(
         "C8 a copy is freed as what it is, not as the page of KV that it is of",
         _RESIDENTS,
-        "self.slots.return_ids(self._detach(held.id), held.id)",
-        "self.slots.return_ids(self._rows.pages(row, 0, len(self._detach(held.id))), held.id)",
+        "self.slots.return_ids(self._detach(allocation.id), allocation.id)",
+        "self.slots.return_ids(self._rows.pages(row, 0, len(self._detach(allocation.id))), allocation.id)",
         _COPIES + "test_a_request_that_decodes_frees_its_copies_once_and_gets_a_hot_buffer",
     ),
     Mutant(
@@ -130,15 +131,15 @@ HISPARSE = (
     Mutant(
         "C23 a page that has tokens already gets no copy, which would lack them",
         _RESIDENTS,
-        "first, last = ceil_div(held.kv_len, page_size), ceil_div(stop, page_size)",
-        "first, last = held.kv_len // page_size, ceil_div(stop, page_size)",
+        "first, last = ceil_div(allocation.kv_len, page_size), ceil_div(stop, page_size)",
+        "first, last = allocation.kv_len // page_size, ceil_div(stop, page_size)",
         _COPIES + "test_pages_of_a_chunk_get_copies_as_far_as_there_are_some",
     ),
     Mutant(
         "C21 copies of pages are no part of what goes to another engine",
         _RESIDENTS,
         "    def start_over(self, draft: Draft) -> None:\n",
-        "    def transfer_slots(self, held: Allocation, pages: Ids, start: int = 0) -> Ids:\n"
+        "    def transfer_slots(self, allocation: Allocation, pages: Ids, start: int = 0) -> Ids:\n"
         "        return self.full_to_hisparse_device_index_mapping[pages].astype(np.int64)\n\n"
         "    def start_over(self, draft: Draft) -> None:\n",
         _TOKENS + "test_c21_hisparse_on_one_or_both_of_two_engines_equals_off",

@@ -320,7 +320,7 @@ MEMORY = (
     Mutant(
         "C18 a tracked state that was overwritten behind the request's end is given to nobody",
         "memory/kinds/state/recurrent.py",
-        "tracking.complete(committed, max(held.kv_committed, ends[-1]))",
+        "tracking.complete(committed, max(allocation.kv_committed, ends[-1]))",
         "tracking.complete(committed, ends[-1])",
         "scheduler/test_widths.py::test_c18_a_tracked_state_that_was_overwritten_behind_the_end_is_given_to_nobody",
     ),
@@ -602,8 +602,8 @@ MEMORY = (
     Mutant(
         "C24 what a sequence has of rings is the one of its row",
         "memory/kinds/ring/rings.py",
-        "        return as_ids([held.row])",
-        "        return as_ids([held.id])",
+        "        return as_ids([allocation.row])",
+        "        return as_ids([allocation.id])",
         "memory/test_declared_kinds.py::test_c24_ring_is_its_rows_and_the_cache_keeps_none",
     ),
     Mutant(

@@ -207,8 +207,8 @@ SCHEDULER = (
     Mutant(
         "C30 what a request generated that failed later is not adopted",
         "scheduler/output_processor.py",
-        "            self.memory.allocator.release(req, None if failed else held.kv_committed)",
-        "            self.memory.allocator.release(req, held.kv_committed)",
+        "            self.memory.allocator.release(req, None if failed else allocation.kv_committed)",
+        "            self.memory.allocator.release(req, allocation.kv_committed)",
         "scheduler/test_prefix_cache.py::test_what_a_request_generated_that_failed_later_is_not_in_the_cache",
     ),
     Mutant(
@@ -336,8 +336,8 @@ SCHEDULER = (
     Mutant(
         "C18 C30 a state is adopted when its step has committed",
         "memory/kinds/state/recurrent.py",
-        "        tracking.complete(committed, max(held.kv_committed",
-        "        tracking.complete(committed + 1, max(held.kv_committed",
+        "        tracking.complete(committed, max(allocation.kv_committed",
+        "        tracking.complete(committed + 1, max(allocation.kv_committed",
         "scheduler/test_states.py::"
         "test_c18_of_two_chunks_in_flight_only_the_first_ones_state_is_adopted_when_that_commits",
     ),

@@ -207,11 +207,11 @@ class HeldKind(Protocol):
     name: ClassVar[str]
     slots: Slots
 
-    def admit(self, held: Allocation, arrival: Arrival, draft: Draft) -> None:
+    def admit(self, allocation: Allocation, arrival: Arrival, draft: Draft) -> None:
         """Allocate for a request that has its row and pages. It resumes at the end of its pin, for which it is locked,
         or from a copy that comes from elsewhere, for which it needs slots."""
 
-    def release_all(self, held: Allocation) -> Holding | None:
+    def release_all(self, allocation: Allocation) -> Holding | None:
         """Detach all that a leaving request holds."""
 
     def return_slots(self, holding: Holding, owner: int) -> None:
@@ -222,7 +222,7 @@ class HeldKind(Protocol):
 class ExtendedKind(Protocol):
     """Prompts take slots of this kind by chunk."""
 
-    def extend(self, held: Allocation, stop: int, draft: Draft) -> None:
+    def extend(self, allocation: Allocation, stop: int, draft: Draft) -> None:
         """Allocate for a step that computes the request's tokens up to `stop`."""
 
 
@@ -262,18 +262,20 @@ class TrimmedKind(Protocol):
 class AdoptableKind(Protocol):
     """The cache can adopt this kind only at some lengths, where a step writes a snapshot."""
 
-    def limit(self, held: Allocation, stop: int) -> int:
+    def limit(self, allocation: Allocation, stop: int) -> int:
         """Return the length at which a chunk up to `stop` tokens has to end."""
 
-    def adoptable_ends(self, held: Allocation, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
+    def adoptable_ends(
+        self, allocation: Allocation, ends: Sequence[int], committed: int, *, last: bool
+    ) -> Sequence[int]:
         """Return those of the lengths up to `ends` at which the cache can adopt what steps up to `committed` wrote;
         with `last` the request is leaving."""
 
-    def next_adoptable_end(self, held: Allocation, stop: int, end: int | None) -> int | None:
+    def next_adoptable_end(self, allocation: Allocation, stop: int, end: int | None) -> int | None:
         """Return the first length, `stop` or more, up to which the cache will adopt what the request computes, None for
         no such length. `end` is that of full KV."""
 
-    def is_finishing(self, held: Allocation, num_tokens: int) -> bool:
+    def is_finishing(self, allocation: Allocation, num_tokens: int) -> bool:
         """Return True if more of a request that ends now, with `num_tokens`, can be cached once its steps commit."""
 
 
@@ -281,7 +283,7 @@ class AdoptableKind(Protocol):
 class AdoptedKind(Protocol):
     """A kind that acts when the cache adopts a request's pages."""
 
-    def adopted(self, held: Allocation, start: int, end: int) -> Holding | None:
+    def adopted(self, allocation: Allocation, start: int, end: int) -> Holding | None:
         """Handle that the cache adopted the request's pages from page `start` up to `end` tokens. Return the slots that
         it did not take."""
 
@@ -293,7 +295,7 @@ class TransferredKind(Protocol):
     name: ClassVar[str]
     of_pages: ClassVar[bool]
 
-    def transfer_slots(self, held: Allocation, pages: Ids, start: int = 0) -> Ids:
+    def transfer_slots(self, allocation: Allocation, pages: Ids, start: int = 0) -> Ids:
         """Return the slots to copy when the request's first `kv_len` tokens, in `pages`, go to another memory; from
         there they are copied into as many others. In the order of tokens; of pages those from number `start` on."""
 
@@ -393,9 +395,9 @@ class Kind:
         """Free all slots, locked or not."""
         self.slots.clear()
 
-    def holder(self, held: Allocation) -> Holder:
+    def holder(self, allocation: Allocation) -> Holder:
         """Return the slots that a request holds, for an audit."""
-        return Holder(held.id, NO_IDS)
+        return Holder(allocation.id, NO_IDS)
 
 
 class CachedPart:

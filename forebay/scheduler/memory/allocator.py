@@ -79,28 +79,28 @@ class Prefixes:
         tokens behind the request's end are not adopted."""
         if not self._reuse:
             return
-        held = req.allocation
+        allocation = req.allocation
         ends: Sequence[int] = (min(num_committed, len(req.tokens)),)
         for kind in self._kinds.adoptable:
-            ends = kind.adoptable_ends(held, ends, self._pools.steps.committed, last=last)
+            ends = kind.adoptable_ends(allocation, ends, self._pools.steps.committed, last=last)
         for end in ends:
-            start, stop = held.pin.num_pages, end // self._page_size
+            start, stop = allocation.pin.num_pages, end // self._page_size
             if stop > start:
-                own = self._pools.rows.pages(held.row, start, stop)
-                adoption = self._cache.extend_pin(held.pin, req.key(stop * self._page_size), own, req.id)
+                own = self._pools.rows.pages(allocation.row, start, stop)
+                adoption = self._cache.extend_pin(allocation.pin, req.key(stop * self._page_size), own, req.id)
                 if len(adoption.replaced):
-                    self._replace(held, start, own, adoption)
+                    self._replace(allocation, start, own, adoption)
             for adopting in self._kinds.adopted:
-                self._pools.deferred.free_holding(adopting.adopted(held, start, end), req.id)
+                self._pools.deferred.free_holding(adopting.adopted(allocation, start, end), req.id)
         if self._tiers.all:
-            self._tiers.store(req, held)
+            self._tiers.store(req, allocation)
 
-    def _replace(self, held: Allocation, start: int, own: Ids, adoption: Adoption) -> None:
+    def _replace(self, allocation: Allocation, start: int, own: Ids, adoption: Adoption) -> None:
         """Let the row use pages that the cache had already, from page `start` on, and free the request's `own`."""
-        self._pools.draft.write_row(held.row, start, adoption.replaced)
+        self._pools.draft.write_row(allocation.row, start, adoption.replaced)
         if len(adoption.remapped):
             self._pools.draft.remap(adoption.remapped)
-        self._pools.deferred.free_pages(held, own[: len(adoption.replaced)])
+        self._pools.deferred.free_pages(allocation, own[: len(adoption.replaced)])
 
     # -- retaining ------------------------------------------------------------------------------------------------
 
@@ -127,11 +127,11 @@ class Prefixes:
     def _kept(self, found: Retained | None, now: float, why: str) -> tuple[int, float, str]:
         return (len(found.pages) * self._page_size, found.until - now, why) if found else (0, 0.0, why)
 
-    def next_adoptable_end(self, held: Allocation, stop: int) -> int | None:
+    def next_adoptable_end(self, allocation: Allocation, stop: int) -> int | None:
         """Return the first length, `stop` or more, up to which the cache will adopt what the request computes."""
-        end = stop if held.kv_committed < stop else None
+        end = stop if allocation.kv_committed < stop else None
         for kind in self._kinds.adoptable:
-            end = kind.next_adoptable_end(held, stop, end)
+            end = kind.next_adoptable_end(allocation, stop, end)
         return end
 
     def is_finishing(self, req: Request) -> bool:
@@ -169,60 +169,60 @@ class Allocator:
 
         The caller has checked that there is enough: OutOfSlots here is an internal error.
         """
-        held, pages = self._allocate(req, match, pin, num_pages)
+        allocation, pages = self._allocate(req, match, pin, num_pages)
         copies, draft = self._host_copies, self._pools.draft
         num_loaded = copies.num_tokens(req.id) if copies.num_bytes else 0
         self._table.move_in(
-            held,
+            allocation,
             max_kv_len=req.max_kv_len,
             num_pages=len(pages),
             kv_len=num_loaded or match.num_tokens,
             kv_committed=match.num_tokens,  # what is loaded from the host is there once its step has committed
         )
-        draft.write_row(held.row, 0, pages)
+        draft.write_row(allocation.row, 0, pages)
         if self._kinds.held:
             arrival = Arrival(req.num_prompt, num_loaded > 0, req.resume_points, branches)
             for kind in self._kinds.held:
-                kind.admit(held, arrival, draft)
+                kind.admit(allocation, arrival, draft)
         if num_loaded:
-            copies.load(self._pools.host_copy(held), draft)
+            copies.load(self._pools.host_copy(allocation), draft)
 
     def _allocate(self, req: Request, match: Match, pin: Pin, num_pages: int) -> tuple[Allocation, Ids]:
         """Allocate a row and pages, and return them; the pages of the match come first."""
         pools = self._pools
-        held = Allocation(self._table, req.id, pin, len(req.tokens))
+        allocation = Allocation(self._table, req.id, pin, len(req.tokens))
         pages = NO_IDS
         try:
             pools.make_room(num_pages)
             for kind in self._kinds.resumed:
                 kind.make_room(kind.slots_per_request)
             pages = pools.kv.take_ids(num_pages, req.id)
-            self._rows.alloc([held])
+            self._rows.alloc([allocation])
         except BaseException:
             pools.kv.return_ids(pages, req.id)
             self._prefixes.unpin(pin, match)
             raise
-        req.held = held
-        return held, np.concatenate([*match.chunks, pages])
+        req.held = allocation
+        return allocation, np.concatenate([*match.chunks, pages])
 
     def pre_allocate(self, req: Request, match: Match, pin: Pin, num_pages: int) -> None:
         """Allocate for a prompt that another engine computes, all that layers keep of it. The row is sent to the
         device when the request starts to decode (`join`)."""
-        held, pages = self._allocate(req, match, pin, num_pages)
+        allocation, pages = self._allocate(req, match, pin, num_pages)
         num_tokens, found = len(req.tokens), match.num_tokens
         self._table.move_in(
-            held, max_kv_len=req.max_kv_len, num_pages=len(pages), kv_len=num_tokens, kv_committed=found
+            allocation, max_kv_len=req.max_kv_len, num_pages=len(pages), kv_len=num_tokens, kv_committed=found
         )
-        self._rows.req_to_token[held.row, : len(pages)] = pages
+        self._rows.req_to_token[allocation.row, : len(pages)] = pages
         for kind in self._kinds.held:
-            kind.admit(held, Arrival(num_tokens, from_elsewhere=True), self._pools.draft)
+            kind.admit(allocation, Arrival(num_tokens, from_elsewhere=True), self._pools.draft)
 
     def join(self, req: Request) -> None:
         """Start a request whose transfer is complete: the next step may decode it, and the cache adopts its prompt."""
-        held, draft = req.allocation, self._pools.draft
-        self._prefixes.adopt(req, held.kv_committed)
-        draft.forget_row(held.row)
-        draft.write_row(held.row, 0, self._rows.pages(held.row, 0, held.num_pages))
+        allocation, draft = req.allocation, self._pools.draft
+        self._prefixes.adopt(req, allocation.kv_committed)
+        draft.forget_row(allocation.row)
+        draft.write_row(allocation.row, 0, self._rows.pages(allocation.row, 0, allocation.num_pages))
         draft.prebuilt.append(req)
 
     # -- steps ----------------------------------------------------------------------------------------------------
@@ -239,17 +239,17 @@ class Allocator:
 
         A chunk ends before a picture's token that is not encoded yet. An empty chunk is drafted only if the request
         starts with it. A chunk that begins in a run of tokens that must not be cut may be longer than `most`."""
-        held, pools = req.allocation, self._pools
-        start = held.kv_len
-        stop = min(held.extend_target, start + most)
+        allocation, pools = req.allocation, self._pools
+        start = allocation.kv_len
+        stop = min(allocation.extend_target, start + most)
         if pools.pictures is not None and req.pictures is not None:
             stop = req.pictures.limit(start, stop, pools.pictures)
         for kind in self._kinds.adoptable:
-            stop = kind.limit(held, stop)
+            stop = kind.limit(allocation, stop)
         chunk = Chunk(req, start, stop)
         if starts or stop > start:
             for extending in self._kinds.extended:
-                extending.extend(held, stop, pools.draft)
+                extending.extend(allocation, stop, pools.draft)
             pools.draft.chunks.append(chunk)
         return chunk
 
@@ -307,11 +307,11 @@ class Allocator:
         needed = self._table.kv_bound[rows] // self._page_size + 1
         unused = (self._table.num_drafts[rows] == 0) & (self._table.num_pages[rows] > needed)
         for row, stop in zip(rows[unused].tolist(), needed[unused].tolist(), strict=True):
-            held = self._table.allocation_of(row)
-            pages = self._rows.pages(row, stop, held.num_pages)
-            self._rows.req_to_token[row, stop : held.num_pages] = NO_SLOT
-            held.num_pages = stop
-            self._pools.deferred.free_pages(held, pages)
+            allocation = self._table.allocation_of(row)
+            pages = self._rows.pages(row, stop, allocation.num_pages)
+            self._rows.req_to_token[row, stop : allocation.num_pages] = NO_SLOT
+            allocation.num_pages = stop
+            self._pools.deferred.free_pages(allocation, pages)
         return bool(unused.any())
 
     def release(self, req: Request, num_committed: int | None = None) -> None:
@@ -321,13 +321,13 @@ class Allocator:
         """
         if num_committed is not None:
             self._prefixes.adopt(req, num_committed, last=True)
-        held = req.allocation
-        own = self._rows.pages(held.row, held.pin.num_pages, held.num_pages)
+        allocation = req.allocation
+        own = self._rows.pages(allocation.row, allocation.pin.num_pages, allocation.num_pages)
         req.held = None
-        self._table.move_out(held.row)
-        self._pools.draft.forget_row(held.row)
-        self._pools.deferred.free_all(held, own)
+        self._table.move_out(allocation.row)
+        self._pools.draft.forget_row(allocation.row)
+        self._pools.deferred.free_all(allocation, own)
 
-    def offload(self, held: Allocation) -> bool:
+    def offload(self, allocation: Allocation) -> bool:
         """Copy what a request that is being retracted has on the device to the host, if that is worth it."""
-        return self._host_copies.save(self._pools.host_copy(held), held.kv_len, self._pools.draft)
+        return self._host_copies.save(self._pools.host_copy(allocation), allocation.kv_len, self._pools.draft)

@@ -69,19 +69,23 @@ class Deferred:
         if holding is not None:
             self.free(DeferredFree(fence=self._steps.fence(), request_id=owner, holdings=(holding,)))
 
-    def free_pages(self, held: Allocation, pages: Ids) -> None:
+    def free_pages(self, allocation: Allocation, pages: Ids) -> None:
         """Free pages that a running request released, and what other kinds keep for them."""
-        self._free_parts(held, pages, present(kind.release_pages(pages) for kind in self._kinds.paged))
+        self._free_parts(allocation, pages, present(kind.release_pages(pages) for kind in self._kinds.paged))
 
-    def free_all(self, held: Allocation, pages: Ids) -> None:
+    def free_all(self, allocation: Allocation, pages: Ids) -> None:
         """Free everything that a request held: its row, its own `pages`, its pin, and what other kinds keep for it."""
         self._free_parts(
-            held, pages, present(kind.release_all(held) for kind in self._kinds.held), row=held.row, pin=held.pin
+            allocation,
+            pages,
+            present(kind.release_all(allocation) for kind in self._kinds.held),
+            row=allocation.row,
+            pin=allocation.pin,
         )
 
     def _free_parts(
         self,
-        held: Allocation,
+        allocation: Allocation,
         pages: Ids,
         holdings: Sequence[Holding],
         *,
@@ -89,13 +93,13 @@ class Deferred:
         pin: Pin | None = None,
     ) -> None:
         """A transfer that is not `whole` accesses pages only, so the row and other kinds do not wait for it."""
-        ticket, fence = held.ticket, self._steps.fence()
+        ticket, fence = allocation.ticket, self._steps.fence()
         if ticket and not ticket.whole:
-            self.free(DeferredFree(row=row, holdings=holdings, fence=fence, request_id=held.id))
+            self.free(DeferredFree(row=row, holdings=holdings, fence=fence, request_id=allocation.id))
             row, holdings = NO_SLOT, ()
         self.free(
             DeferredFree(
-                ticket=ticket, row=row, pin=pin, pages=pages, holdings=holdings, fence=fence, request_id=held.id
+                ticket=ticket, row=row, pin=pin, pages=pages, holdings=holdings, fence=fence, request_id=allocation.id
             )
         )
 

@@ -107,28 +107,28 @@ class Pools:
 
     # -- places of one request ------------------------------------------------------------------------------------
 
-    def kv_places(self, held: Allocation, start: int, stop: int) -> dict[str, Span]:
+    def kv_places(self, allocation: Allocation, start: int, stop: int) -> dict[str, Span]:
         """Return the pages that hold the KV of a request's tokens from `start`, a multiple of the page size, to
         `stop`."""
-        pages = self.rows.pages(held.row, start // self.page_size, ceil_div(stop, self.page_size))
+        pages = self.rows.pages(allocation.row, start // self.page_size, ceil_div(stop, self.page_size))
         return {self.kv.name: Span(start=start, ids=pages)}
 
-    def places(self, held: Allocation, start: int, kv_start: int) -> dict[str, Span]:
+    def places(self, allocation: Allocation, start: int, kv_start: int) -> dict[str, Span]:
         """Return the places of all that layers keep of a request's tokens from `start` on, but of KV from `kv_start`
         on."""
-        spans = self.kv_places(held, kv_start, held.kv_len)
-        pages = self.rows.pages(held.row, 0, ceil_div(held.kv_len, self.page_size))
+        spans = self.kv_places(allocation, kv_start, allocation.kv_len)
+        pages = self.rows.pages(allocation.row, 0, ceil_div(allocation.kv_len, self.page_size))
         for kind in self.kinds.transferred:
-            ids = kind.transfer_slots(held, pages, start // self.page_size)
+            ids = kind.transfer_slots(allocation, pages, start // self.page_size)
             at = (len(pages) - len(ids)) * self.page_size if kind.of_pages else 0
             spans[kind.name] = Span(start=at, ids=ids)
         return spans
 
-    def host_copy(self, held: Allocation) -> HostCopy:
+    def host_copy(self, allocation: Allocation) -> HostCopy:
         """Return the slots to copy to the host, of all that layers keep of a request's first `kv_len` tokens."""
-        pages = self.rows.pages(held.row, 0, ceil_div(held.kv_len, self.page_size))
-        slots = {kind.name: kind.transfer_slots(held, pages) for kind in self.kinds.transferred}
-        return HostCopy(request_id=held.id, slots={self.kv.name: pages, **slots})
+        pages = self.rows.pages(allocation.row, 0, ceil_div(allocation.kv_len, self.page_size))
+        slots = {kind.name: kind.transfer_slots(allocation, pages) for kind in self.kinds.transferred}
+        return HostCopy(request_id=allocation.id, slots={self.kv.name: pages, **slots})
 
     # -- all of them ----------------------------------------------------------------------------------------------
 

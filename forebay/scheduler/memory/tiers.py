@@ -92,13 +92,13 @@ class Tiers:
 
     # -- stores -------------------------------------------------------------------------------------------------------
 
-    def store(self, req: Request, held: Allocation) -> None:
+    def store(self, req: Request, allocation: Allocation) -> None:
         """Copy to each tier, in the next step, what it lacks of the prefix that the cache has adopted of a request.
 
         Prompts with pictures are left out: their ids are numbers of this process."""
-        if req.pictures is not None or req.is_check or not held.pin.num_pages:
+        if req.pictures is not None or req.is_check or not allocation.pin.num_pages:
             return
-        here = self._prefix(req, held.pin.num_pages, held.pin.tenant, req.cache_namespace)
+        here = self._prefix(req, allocation.pin.num_pages, allocation.pin.tenant, req.cache_namespace)
         for tier in self.all:
             namespace = namespace_in(req, tier)
             if namespace is not None and tier.writable:

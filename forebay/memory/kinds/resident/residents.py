@@ -80,24 +80,24 @@ class Residents(
         self._hot_rows: list[Ids] = []  # rows that begin to decode in the next plan
         self._totals = [0, 0]
 
-    def admit(self, held: Allocation, arrival: Arrival, draft: Draft) -> None:
+    def admit(self, allocation: Allocation, arrival: Arrival, draft: Draft) -> None:
         """Allocate copies of the pages of a prefix hit, if enough tokens behind it read them. Pages from the host or
         from another engine arrive after the loads of the step, and are read from the host tier."""
-        self._decodes[held.row] = False
-        pages = self._rows.pages(held.row, 0, held.num_pages)
+        self._decodes[allocation.row] = False
+        pages = self._rows.pages(allocation.row, 0, allocation.num_pages)
         self._changed.append(pages)
-        there = pages[: held.pin.num_pages]
-        num_new = held.extend_target - len(there) * self._rows.page_size
+        there = pages[: allocation.pin.num_pages]
+        num_new = allocation.extend_target - len(there) * self._rows.page_size
         if not arrival.from_elsewhere and num_new * _READ_PER_TOKEN >= len(there) * self._rows.page_size:
-            self._loaded.append(self._take(there, held.id))
+            self._loaded.append(self._take(there, allocation.id))
 
-    def extend(self, held: Allocation, stop: int, draft: Draft) -> None:
+    def extend(self, allocation: Allocation, stop: int, draft: Draft) -> None:
         page_size = self._rows.page_size
-        first, last = ceil_div(held.kv_len, page_size), ceil_div(stop, page_size)
+        first, last = ceil_div(allocation.kv_len, page_size), ceil_div(stop, page_size)
         if first < last:
-            pages = self._rows.pages(held.row, first, last)
+            pages = self._rows.pages(allocation.row, first, last)
             self._changed.append(pages)
-            self._take(pages, held.id)
+            self._take(pages, allocation.id)
 
     def decode(self, table: RowTable, rows: Ids, committed: int, draft: Draft) -> None:
         begin = rows[~self._decodes[rows]]
@@ -106,9 +106,9 @@ class Residents(
         self._decodes[begin] = True
         self._hot_rows.append(begin)
         for row in begin.tolist():
-            held = table.allocation_of(row)
+            allocation = table.allocation_of(row)
             # Steps run in order: whoever takes these copies next writes them behind the steps in flight.
-            self.slots.return_ids(self._detach(held.id), held.id)
+            self.slots.return_ids(self._detach(allocation.id), allocation.id)
 
     def columns(self, draft: Draft, rows: Ids) -> dict[str, Ids]:
         """Return the changes since the last plan."""
@@ -140,9 +140,9 @@ class Residents(
         self._forget(there)
         return Holding(self, self._unmap(there))
 
-    def release_all(self, held: Allocation) -> Holding:
-        self._decodes[held.row] = False
-        return Holding(self, self._detach(held.id))
+    def release_all(self, allocation: Allocation) -> Holding:
+        self._decodes[allocation.row] = False
+        return Holding(self, self._detach(allocation.id))
 
     def return_slots(self, holding: Holding, owner: int) -> None:
         self.slots.return_ids(holding.ids, owner)
@@ -165,14 +165,14 @@ class Residents(
     def counters(self) -> dict[str, float]:
         return dict(zip((counter.name for counter in self.COUNTERS), self._totals, strict=True))
 
-    def holder(self, held: Allocation) -> Holder:
-        pages = np.concatenate([NO_IDS, *self._pages.get(held.id, ())])
-        return Holder(held.id, self.full_to_hisparse_device_index_mapping[pages].astype(np.int64))
+    def holder(self, allocation: Allocation) -> Holder:
+        pages = np.concatenate([NO_IDS, *self._pages.get(allocation.id, ())])
+        return Holder(allocation.id, self.full_to_hisparse_device_index_mapping[pages].astype(np.int64))
 
     def check(self, nodes: Iterable[Node]) -> None:
         mapping = self.full_to_hisparse_device_index_mapping
-        held = np.concatenate([NO_IDS, *(pages for own in self._pages.values() for pages in own)])
-        assert len(held) == np.count_nonzero(mapping), "a resident copy is held by no request, or by two"
+        owned = np.concatenate([NO_IDS, *(pages for own in self._pages.values() for pages in own)])
+        assert len(owned) == np.count_nonzero(mapping), "a resident copy is held by no request, or by two"
 
     def _take(self, pages: Ids, owner: int) -> Ids:
         """Take copies for those of `pages` that have none, as far as copies are free; return these pages."""
@@ -195,8 +195,8 @@ class Residents(
 
     def _forget(self, pages: Ids) -> None:
         """No request holds the copies of these pages."""
-        for owner, held in self._pages.items():
-            self._pages[owner] = [own[~np.isin(own, pages)] for own in held]
+        for owner, owned in self._pages.items():
+            self._pages[owner] = [own[~np.isin(own, pages)] for own in owned]
 
     def _forget_changes(self) -> None:
         for changes in (self._changed, self._loaded, self._hot_rows):

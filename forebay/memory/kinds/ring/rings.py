@@ -26,5 +26,5 @@ class Rings(Kind, TransferredKind):
     def __init__(self, num_rows: int, *, ledger: Ledger = Ledger.RAISE) -> None:
         self.slots = Slots(RING, num_rows, ledger=ledger)
 
-    def transfer_slots(self, held: Allocation, pages: Ids, start: int = 0) -> Ids:
-        return as_ids([held.row])
+    def transfer_slots(self, allocation: Allocation, pages: Ids, start: int = 0) -> Ids:
+        return as_ids([allocation.row])

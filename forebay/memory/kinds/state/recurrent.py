@@ -153,61 +153,61 @@ class States(
         self._tracking: list[Tracking | None] = [None] * rows.slots.num_rows
         self.num_taken = self.num_skipped = 0
 
-    def tracking(self, held: Allocation) -> Tracking:
-        tracking = self._tracking[held.row]
-        assert tracking is not None, f"request {held.id} has no state"
+    def tracking(self, allocation: Allocation) -> Tracking:
+        tracking = self._tracking[allocation.row]
+        assert tracking is not None, f"request {allocation.id} has no state"
         return tracking
 
     # -- coming in ----------------------------------------------------------------------------------------------------
 
-    def admit(self, held: Allocation, arrival: Arrival, draft: Draft) -> None:
+    def admit(self, allocation: Allocation, arrival: Arrival, draft: Draft) -> None:
         """Begin tracking; the request's slots came with its row."""
-        live, *buffers = self._rows.slots_of(held.row)
+        live, *buffers = self._rows.slots_of(allocation.row)
         ahead: list[Anchor] = []
         if self._config.radix_cache:
             ahead = plan_anchors(
-                start=held.kv_len,
+                start=allocation.kv_len,
                 num_prompt=arrival.num_prompt,
                 page_size=self._config.page_size,
                 resume_points=arrival.resume_points,
                 branches=arrival.branches,
                 interval=self._config.kinds.anchor_interval,
             )
-        self._tracking[held.row] = Tracking(live, buffers, ahead)
+        self._tracking[allocation.row] = Tracking(live, buffers, ahead)
         if not arrival.from_elsewhere:
-            self._begin(held, draft)
-        elif held.pin.num_pages:
-            self.in_tree.unlock(held.pin.node, NO_IDS)  # the state comes with the rest
+            self._begin(allocation, draft)
+        elif allocation.pin.num_pages:
+            self.in_tree.unlock(allocation.pin.node, NO_IDS)  # the state comes with the rest
 
-    def _begin(self, held: Allocation, draft: Draft) -> None:
+    def _begin(self, allocation: Allocation, draft: Draft) -> None:
         """With the state at the end of its pin, which is locked until it is copied, or with none."""
-        live, pin = self.tracking(held).live, held.pin
+        live, pin = self.tracking(allocation).live, allocation.pin
         if pin.num_pages:
             self.pool.copy_from(self.in_tree.slot_of(pin.node), live, draft)
             draft.reads.append(Holding(self, locked=(pin.node,)))
         else:
             self.pool.clear_state(live, draft)
 
-    def transfer_slots(self, held: Allocation, pages: Ids, start: int = 0) -> Ids:
-        return as_ids([self.tracking(held).live])
+    def transfer_slots(self, allocation: Allocation, pages: Ids, start: int = 0) -> Ids:
+        return as_ids([self.tracking(allocation).live])
 
     # -- a step's snapshots -------------------------------------------------------------------------------------------
 
-    def limit(self, held: Allocation, stop: int) -> int:
+    def limit(self, allocation: Allocation, stop: int) -> int:
         if self._extra_buffer:
             return stop
-        start = held.kv_len
-        return next((point.length for point in self.tracking(held).ahead if start < point.length < stop), stop)
+        start = allocation.kv_len
+        return next((point.length for point in self.tracking(allocation).ahead if start < point.length < stop), stop)
 
-    def extend(self, held: Allocation, stop: int, draft: Draft) -> None:
-        tracking = self.tracking(held)
-        for length, reason in tracking.pop_ahead(stop if self._extra_buffer else held.kv_len):
-            slot = self._take(held.id, reason)
+    def extend(self, allocation: Allocation, stop: int, draft: Draft) -> None:
+        tracking = self.tracking(allocation)
+        for length, reason in tracking.pop_ahead(stop if self._extra_buffer else allocation.kv_len):
+            slot = self._take(allocation.id, reason)
             if slot is None:
                 continue
             tracking.pending.append(Snapshot(draft.step, length, slot))
             if self._extra_buffer:
-                draft.copies_at.append((held.row, length, slot))
+                draft.copies_at.append((allocation.row, length, slot))
             else:
                 self.pool.copy_from(tracking.live, slot, draft)
 
@@ -236,9 +236,9 @@ class States(
         due = lengths <= bound
         before = bound - 1 - (0 if draft.num_drafts is None else draft.num_drafts)
         for row, length, most in zip(rows[due].tolist(), lengths[due].tolist(), before[due].tolist(), strict=True):
-            held = table.allocation_of(row)
-            tracking = self.tracking(held)
-            tracking.complete(committed, held.kv_committed)
+            allocation = table.allocation_of(row)
+            tracking = self.tracking(allocation)
+            tracking.complete(committed, allocation.kv_committed)
             num_pending = len(tracking.pending)
             slot = tracking.reserve_snapshot(draft.step, length, too_late=length <= most)
             if slot is not None:
@@ -260,56 +260,58 @@ class States(
 
     # -- going out ----------------------------------------------------------------------------------------------------
 
-    def adoptable_ends(self, held: Allocation, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
+    def adoptable_ends(
+        self, allocation: Allocation, ends: Sequence[int], committed: int, *, last: bool
+    ) -> Sequence[int]:
         """Where snapshots are complete that the cache is to have, and with `last` the latest of all."""
-        tracking = self.tracking(held)
+        tracking = self.tracking(allocation)
         # Tokens may have been accepted past a request's end: a slot has the state of any snapshot that they reached.
-        tracking.complete(committed, max(held.kv_committed, ends[-1]))
-        if last and (latest := self._latest(held, tracking, ends[-1])):
+        tracking.complete(committed, max(allocation.kv_committed, ends[-1]))
+        if last and (latest := self._latest(allocation, tracking, ends[-1])):
             tracking.ready.append(latest)
         return [snapshot.length for snapshot in tracking.ready]
 
-    def _latest(self, held: Allocation, tracking: Tracking, num_committed: int) -> Snapshot | None:
+    def _latest(self, allocation: Allocation, tracking: Tracking, num_committed: int) -> Snapshot | None:
         """The latest state within the first `num_committed` tokens, behind those that the cache will have.
 
         The live one, if no step in flight has taken it further and a page ends there; else the tracked one.
         """
         page_size = self._config.page_size
-        known = tracking.ready[-1].length if tracking.ready else held.pin.num_pages * page_size
-        if held.kv_bound == num_committed and num_committed % page_size == 0 and num_committed > known:
+        known = tracking.ready[-1].length if tracking.ready else allocation.pin.num_pages * page_size
+        if allocation.kv_bound == num_committed and num_committed % page_size == 0 and num_committed > known:
             return Snapshot(0, num_committed, tracking.live)
         latest = tracking.latest
         return latest if latest and known < latest.length <= num_committed else None
 
-    def next_adoptable_end(self, held: Allocation, stop: int, end: int | None) -> int | None:
-        return next((length for length in self.tracking(held).to_come if length >= stop), None)
+    def next_adoptable_end(self, allocation: Allocation, stop: int, end: int | None) -> int | None:
+        return next((length for length in self.tracking(allocation).to_come if length >= stop), None)
 
-    def adopted(self, held: Allocation, start: int, end: int) -> Holding | None:
+    def adopted(self, allocation: Allocation, start: int, end: int) -> Holding | None:
         """The cache gets the snapshot of this length, unless it has one: then it is the request's as before."""
-        tracking = self.tracking(held)
+        tracking = self.tracking(allocation)
         snapshot = tracking.ready.pop(0)
         own = snapshot.slot == tracking.live or snapshot.slot in tracking.buffers
-        if self.in_tree.attach(held.pin, snapshot.slot, snapshot.length, held.id):
+        if self.in_tree.attach(allocation.pin, snapshot.slot, snapshot.length, allocation.id):
             tracking.given = snapshot.slot if own else NO_SLOT
             return None
         return None if own else Holding(self, as_ids([snapshot.slot]))
 
-    def is_finishing(self, held: Allocation, num_tokens: int) -> bool:
+    def is_finishing(self, allocation: Allocation, num_tokens: int) -> bool:
         """Return whether the steps in flight will leave the state at the end of a page, after known tokens, so that the
         cache can adopt it."""
-        kv_len = held.kv_bound
+        kv_len = allocation.kv_bound
         return (
             self._config.radix_cache
-            and not held.num_drafts
-            and held.kv_committed < kv_len <= num_tokens
+            and not allocation.num_drafts
+            and allocation.kv_committed < kv_len <= num_tokens
             and kv_len % self._config.page_size == 0
         )
 
-    def release_all(self, held: Allocation) -> Holding:
+    def release_all(self, allocation: Allocation) -> Holding:
         """All its slots, but the one that was given to the cache; which stays there while another engine reads it."""
-        tracking, self._tracking[held.row] = self.tracking(held), None
-        slots = [*self._rows.take_slots(held.row), *tracking.own_slots]
-        locked = (held.pin.node,) if held.ticket and tracking.given == tracking.live else ()
+        tracking, self._tracking[allocation.row] = self.tracking(allocation), None
+        slots = [*self._rows.take_slots(allocation.row), *tracking.own_slots]
+        locked = (allocation.pin.node,) if allocation.ticket and tracking.given == tracking.live else ()
         for node in locked:
             self.in_tree.lock(node, NO_IDS)
         return Holding(self, as_ids([slot for slot in slots if slot != tracking.given]), locked)
@@ -335,9 +337,9 @@ class States(
             "dead_kv_tokens": self.in_tree.num_dead_pages * self._config.page_size,
         }
 
-    def holder(self, held: Allocation) -> Holder:
-        tracking = self.tracking(held)
-        return Holder(held.id, as_ids([tracking.live, *tracking.buffers, *tracking.own_slots]))
+    def holder(self, allocation: Allocation) -> Holder:
+        tracking = self.tracking(allocation)
+        return Holder(allocation.id, as_ids([tracking.live, *tracking.buffers, *tracking.own_slots]))
 
     def check_locks(self, allocations: Iterable[Allocation], holdings: Iterable[Holding]) -> None:
         locked = {node for holding in holdings for node in holding.locked}

@@ -101,28 +101,30 @@ class Windows(
         self.map.full_to_window[pages] = self.slots.take_ids(len(pages), owner)
         self.map.begins[pages] = 0
 
-    def admit(self, held: Allocation, arrival: Arrival, draft: Draft) -> None:
+    def admit(self, allocation: Allocation, arrival: Arrival, draft: Draft) -> None:
         """Give the request its window pages. A prompt from elsewhere may be so long that its window begins behind that
         of the pin."""
-        row, num_pinned = held.row, held.pin.num_pages
-        first = self.start[row] = self.map.first_needed(held.kv_len)
+        row, num_pinned = allocation.row, allocation.pin.num_pages
+        first = self.start[row] = self.map.first_needed(allocation.kv_len)
         if arrival.from_elsewhere:
             left = self.map.first_needed(num_pinned * self.map.page_size)
             self.map.unlock(self._rows.pages(row, left, min(first, num_pinned)))
-            pages = self._rows.pages(row, max(num_pinned, first), ceil_div(held.kv_len, self.map.page_size))
-            self.grow(pages, held.id, draft)
+            pages = self._rows.pages(row, max(num_pinned, first), ceil_div(allocation.kv_len, self.map.page_size))
+            self.grow(pages, allocation.id, draft)
             # No more need have come than is read, whole pages or no: of a host copy, too, of what came from an engine.
-            self.map.begins[pages[:1]] = max(0, held.kv_len - self.map.window + 1 - first * self.map.page_size)
+            self.map.begins[pages[:1]] = max(0, allocation.kv_len - self.map.window + 1 - first * self.map.page_size)
 
-    def transfer_slots(self, held: Allocation, pages: Ids, start: int = 0) -> Ids:
+    def transfer_slots(self, allocation: Allocation, pages: Ids, start: int = 0) -> Ids:
         """Return the window slots of the pages that are still read."""
-        ids: Ids = self.map.full_to_window[pages[max(start, self.map.first_needed(held.kv_len)) :]].astype(np.int64)
+        ids: Ids = self.map.full_to_window[pages[max(start, self.map.first_needed(allocation.kv_len)) :]].astype(
+            np.int64
+        )
         return ids
 
-    def extend(self, held: Allocation, stop: int, draft: Draft) -> None:
-        first, last = ceil_div(held.kv_len, self.map.page_size), ceil_div(stop, self.map.page_size)
+    def extend(self, allocation: Allocation, stop: int, draft: Draft) -> None:
+        first, last = ceil_div(allocation.kv_len, self.map.page_size), ceil_div(stop, self.map.page_size)
         if first < last:
-            self.grow(self._rows.pages(held.row, first, last), held.id, draft)
+            self.grow(self._rows.pages(allocation.row, first, last), allocation.id, draft)
 
     def grow(self, pages: Ids, owners: Ids | int, draft: Draft) -> None:
         self.take(pages, owners)
@@ -135,15 +137,15 @@ class Windows(
         for row, stop in zip(rows[moved].tolist(), first[moved].tolist(), strict=True):
             self._trim(table.allocation_of(row), stop)
 
-    def _trim(self, held: Allocation, stop: int) -> None:
-        self.return_slots(self._detach(held, stop), held.id)
-        self.start[held.row] = stop
+    def _trim(self, allocation: Allocation, stop: int) -> None:
+        self.return_slots(self._detach(allocation, stop), allocation.id)
+        self.start[allocation.row] = stop
 
-    def _detach(self, held: Allocation, stop: int) -> Holding:
+    def _detach(self, allocation: Allocation, stop: int) -> Holding:
         """The windows of its own pages up to page `stop`, which no longer have them, and the pinned pages there."""
-        start = int(self.start[held.row])
-        pages = self._rows.pages(held.row, start, stop)
-        num_pinned = min(max(held.pin.num_pages - start, 0), len(pages))
+        start = int(self.start[allocation.row])
+        pages = self._rows.pages(allocation.row, start, stop)
+        num_pinned = min(max(allocation.pin.num_pages - start, 0), len(pages))
         return Holding(self, self.map.detach(pages[num_pinned:]), pages[:num_pinned])
 
     def columns(self, draft: Draft, rows: Ids) -> dict[str, Ids]:
@@ -155,11 +157,11 @@ class Windows(
     def release_pages(self, pages: Ids) -> Holding:
         return Holding(self, self.map.detach(pages))
 
-    def release_all(self, held: Allocation) -> Holding:
-        first = int(self.first_kept(held.kv_committed))
-        if first > self.start[held.row]:
-            self._trim(held, first)
-        return self._detach(held, held.num_pages)
+    def release_all(self, allocation: Allocation) -> Holding:
+        first = int(self.first_kept(allocation.kv_committed))
+        if first > self.start[allocation.row]:
+            self._trim(allocation, first)
+        return self._detach(allocation, allocation.num_pages)
 
     def return_slots(self, holding: Holding, owner: int) -> None:
         self.slots.return_ids(holding.ids, owner)
@@ -169,25 +171,28 @@ class Windows(
         """Send the whole map again: the device may lack the changes of the void steps."""
         draft.remap(np.flatnonzero(self.map.full_to_window))
 
-    def adopted(self, held: Allocation, start: int, end: int) -> None:
+    def adopted(self, allocation: Allocation, start: int, end: int) -> None:
         """Lock the last of the adopted pages, whose windows the request still reads."""
-        first, stop = max(start, int(self.start[held.row])), end // self.map.page_size
+        first, stop = max(start, int(self.start[allocation.row])), end // self.map.page_size
         if first < stop:
-            self.map.lock(self._rows.pages(held.row, first, stop))
+            self.map.lock(self._rows.pages(allocation.row, first, stop))
 
     def clear(self) -> None:
         self.in_tree.clear()
 
     # -- checking -----------------------------------------------------------------------------------------------------
 
-    def holder(self, held: Allocation) -> Holder:
-        return Holder(held.id, self.map.window_pages(self._rows.pages(held.row, held.pin.num_pages, held.num_pages)))
+    def holder(self, allocation: Allocation) -> Holder:
+        return Holder(
+            allocation.id,
+            self.map.window_pages(self._rows.pages(allocation.row, allocation.pin.num_pages, allocation.num_pages)),
+        )
 
     def check_locks(self, allocations: Iterable[Allocation], holdings: Iterable[Holding]) -> None:
         locks = self._counted
         locks[:] = 0
-        for held in allocations:
-            locks[self._rows.pages(held.row, int(self.start[held.row]), held.pin.num_pages)] += 1
+        for allocation in allocations:
+            locks[self._rows.pages(allocation.row, int(self.start[allocation.row]), allocation.pin.num_pages)] += 1
         for holding in holdings:
             locks[holding.locked] += 1
         assert all_equal(locks, self.map.locks), "a cached window is locked by nobody, or read and not locked"
