@@ -91,7 +91,7 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # once all have added their parameters
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, None, None]:
     yield
-    thin(metafunc)
+    thin(metafunc, has_gpu=HAS_GPU)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

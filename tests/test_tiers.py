@@ -37,15 +37,30 @@ def test_cases_that_the_short_tier_leaves_out_are_slow(case: int, request: pytes
     assert alone or bool(request.node.get_closest_marker("slow")) != chosen
 
 
+def metafunc(calls: list[SimpleNamespace], test: SimpleNamespace, selection: str) -> pytest.Metafunc:
+    config = SimpleNamespace(option=SimpleNamespace(markexpr=selection))
+    return cast("pytest.Metafunc", SimpleNamespace(_calls=calls, definition=test, config=config))
+
+
 @pytest.mark.parametrize(("selection", "num_items"), [("not slow", 2), ("", 6)])
 def test_thin_makes_items_of_slow_cases_in_the_long_tier_alone(selection: str, num_items: int) -> None:
     calls = [SimpleNamespace(id=str(i), params={"i": i}, marks=[pytest.mark.slow.mark][: i < 1]) for i in range(6)]
     test = SimpleNamespace(nodeid="test_x", get_closest_marker={"quick": pytest.mark.quick(2).mark}.get)
-    config = SimpleNamespace(option=SimpleNamespace(markexpr=selection))
-    thin(cast("pytest.Metafunc", SimpleNamespace(_calls=calls, definition=test, config=config)))
+    thin(metafunc(calls, test, selection), has_gpu=False)
     quick = [f"test_x[{call.id}]" for call in calls if not call.marks]
     assert {*quick} == sample([f"test_x[{i}]" for i in range(1, 6)], 2)
     assert len(calls) == num_items
+
+
+@pytest.mark.parametrize(
+    ("selection", "has_gpu", "kept"), [("not slow", False, "02"), ("not slow", True, "0123"), ("", False, "0123")]
+)
+def test_thin_makes_items_of_cases_for_a_gpu_where_one_is_or_in_the_long_tier(
+    selection: str, has_gpu: bool, kept: str
+) -> None:
+    calls = [SimpleNamespace(id=str(i), params={"i": i}, marks=[pytest.mark.gpu.mark][: i % 2]) for i in range(4)]
+    thin(metafunc(calls, SimpleNamespace(nodeid="test_x", get_closest_marker={}.get), selection), has_gpu=has_gpu)
+    assert [call.id for call in calls] == [*kept]
 
 
 def test_covering_product_keeps_every_pair_in_few_rows() -> None:

@@ -1,7 +1,7 @@
 """Which cases of a test the short tier runs; `make test-all` runs all of them.
 
 - Of a test with three parameters or more: cases in which every two values of two parameters meet, if they ever do.
-- Of a test with `@pytest.mark.quick(8)`: at most eight.
+- Of a test with `@pytest.mark.quick(8)`: at most eight, and those pairs if they are no more.
 
 A test of the short tier of which a case takes more than a second is marked `long`: `tests/test_long_cases.py` counts
 them by folder. After a run those are listed that took as long and are not marked.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Final
 
 import pytest
@@ -36,37 +36,40 @@ def sample(names: Sequence[str], most: int) -> set[str]:
     return {*sorted(names, key=_digest)[:most]}
 
 
-def thin(metafunc: pytest.Metafunc) -> None:
-    """Mark the cases of a test as slow that the short tier leaves out, and make no items of slow cases in that tier.
+def thin(metafunc: pytest.Metafunc, *, has_gpu: bool) -> None:
+    """Mark the cases of a test as slow that the short tier leaves out, and make no items of slow cases in that tier,
+    nor of cases for a GPU where none is.
 
     Cases that are slow by themselves are not counted. Half of all cases are slow, and an item costs more than its
-    case. One item stays of a test whose cases are all slow.
+    case. One item stays of a test of which none would.
     """
     cases, test = metafunc._calls, metafunc.definition
     if not test.get_closest_marker("slow"):
-        quick = [case for case in cases if not _is_slow(case)]
+        quick = [case for case in cases if not _has(case, {"slow"})]
         kept = _kept(test, {f"{test.nodeid}[{case.id}]": case.params for case in quick})
         for case in quick:
             if f"{test.nodeid}[{case.id}]" not in kept:
                 case.marks.append(pytest.mark.slow.mark)
         if metafunc.config.option.markexpr == SHORT_TIER:
-            cases[:] = [case for case in cases if not _is_slow(case)] or cases[:1]
+            left_out = {"slow"} if has_gpu else {"slow", "gpu"}
+            cases[:] = [case for case in cases if not _has(case, left_out)] or cases[:1]
     elif metafunc.config.option.markexpr == SHORT_TIER:
         del cases[1:]
 
 
-def _is_slow(case: Any) -> bool:
-    return any(mark.name == "slow" for mark in case.marks)
+def _has(case: Any, names: Set[str]) -> bool:
+    return any(mark.name in names for mark in case.marks)
 
 
 def _kept(test: pytest.Item, cases: Mapping[str, Mapping[str, object]]) -> set[str]:
     """Return the node ids of the cases of one test, given with their parameters, that the short tier runs."""
-    if mark := test.get_closest_marker("quick"):
-        return sample([*cases], *mark.args)
+    mark = test.get_closest_marker("quick")
+    most = mark.args[0] if mark else len(cases)
     if max(map(len, cases.values()), default=0) < 3:
-        return {*cases}
+        return sample([*cases], most)
     names = sorted(cases, key=_digest)  # where several would do, not the first of each list
-    return {names[i] for i in covering([cases[name] for name in names])}
+    pairs = {names[i] for i in covering([cases[name] for name in names])}
+    return pairs if len(pairs) <= most else sample(names, most)
 
 
 def unmarked_long(reports: Iterable[pytest.TestReport]) -> list[str]:
