@@ -91,6 +91,7 @@ def test_what_is_no_file_is_refused_by_its_name(name, kind, folder, most_memory)
 
 
 @pytest.mark.long
+@pytest.mark.quick(42)
 @pytest.mark.parametrize("kind", CONTENTS)
 @pytest.mark.parametrize("name", [*JSON_FILES, "chat_template.jinja"])
 def test_what_cannot_be_read_is_refused_by_its_name(name, kind, folder, most_memory):

@@ -112,6 +112,7 @@ def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
     return Vocabulary(marks, special=request.param == "special")
 
 
+@pytest.mark.quick(48)
 @pytest.mark.parametrize("name", CALL_PARSERS)
 @pytest.mark.parametrize("must_call", [True, False])
 def test_calls_are_what_their_tools_take(vocabulary: Vocabulary, name: str, must_call: bool) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.models.tiny import Tiny, shared_tiny
 LoadModel = Callable[[Path], Model]
 
 
+@functools.cache
 def _made(backend: str) -> Ops:
     ops = make_ops(backend, 2)
     if backend != "torch" and ops.name == "torch":
@@ -24,8 +26,10 @@ def _made(backend: str) -> Ops:
     return ops
 
 
-@pytest.fixture(scope="session", params=["torch", NATIVE])
+@pytest.fixture(params=["torch", NATIVE])
 def ops(request: pytest.FixtureRequest) -> Ops:
+    """Made once. The fixture is of each test, so that the two cases of a checkpoint follow each other in one process,
+    which makes the checkpoint once."""
     return _made(request.param)
 
 
@@ -41,7 +45,7 @@ def tiny() -> Callable[[str], Tiny]:
     return shared_tiny
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def load(ops: Ops) -> LoadModel:
     def load_float32(path: Path) -> Model:
         return models.load(open_checkpoint(path), ops=ops, dtype=torch.float32)

@@ -61,7 +61,7 @@ def give_other_results(keys: ChangedKeys, changes: dict[str, Any]) -> bool:
     return theirs is not None and not torch.allclose(ours, theirs[: len(ours)], **TOLERANCE)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("model_type", by_tier(TYPES))
 def test_no_key_that_changes_results_is_ignored(model_type, tmp_path, torch_ops, quiet):
     """With one value for each, and a null for flags."""
@@ -76,7 +76,7 @@ def test_no_key_that_changes_results_is_ignored(model_type, tmp_path, torch_ops,
     assert [change for change in changes if gives_other_results(keys, *change)] == []
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("model_type", by_tier(name for name in TYPES if "mamba" not in name))
 def test_no_part_of_a_rope_is_ignored(model_type, tmp_path, torch_ops, quiet):
     keys = ChangedKeys(model_type, tmp_path, torch_ops)

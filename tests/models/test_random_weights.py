@@ -56,6 +56,7 @@ def test_transformers_gives_the_same_logits_for_the_same_folder(model_type, load
     assert 0.05 < logits.std() < 20
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("model_type", WITH_PICTURES)
 def test_transformers_gives_the_same_logits_and_encodings_for_the_same_folder(model_type, ops, load, tmp_path):
     path, ids = make(tmp_path, model_type), random_ids(40, seed=1)

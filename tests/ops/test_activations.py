@@ -13,6 +13,8 @@ from forebay.ops.native.ops import NativeOps
 from forebay.ops.reference.norms import GatedNorm
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
+pytestmark = pytest.mark.quick(16)
+
 ROWS = [0, 1, 3, 200]
 WIDTHS = [1, 16, 97, 576]
 INF, NAN = float("inf"), float("nan")

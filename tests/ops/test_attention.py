@@ -10,6 +10,8 @@ from forebay.ops.native.ops import NativeOps
 from forebay.ops.reference.attention import KvCache, segments
 from tests.ops.helpers import PagedCase, assert_close, assert_same_bits, no_sequences, normal
 
+pytestmark = pytest.mark.quick(14)
+
 RAGGED = {"seq_lens": [1, 70, 33, 200, 64, 129], "query_lens": [1, 70, 5, 1, 1, 65]}
 KINDS = {
     "sinks": {"q_heads": 6, "with_sinks": True},

@@ -14,6 +14,8 @@ from forebay.ops.reference.attention import KvCache, PagedKv
 from forebay.ops.reference.compression import Blocks, Compression, TokenRing
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
+pytestmark = pytest.mark.quick(12)
+
 ROWS, COLUMNS, PAGE = 4, 6, 16
 RATES = [(4, True), (8, False), (2, True), (16, False)]
 # The lengths before a step, and the tokens in it; row 0 is the padding row. What is beyond a row's pages stands at its

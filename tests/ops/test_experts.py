@@ -14,6 +14,8 @@ from forebay.ops.reference.experts import Experts
 from tests.formats.coded import stored
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
+pytestmark = pytest.mark.quick(12)
+
 NUM_EXPERTS = 5
 ACTIVATIONS = list(ExpertActivation)
 BITS = [16, 8, 4]  # of the weights

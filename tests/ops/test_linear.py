@@ -7,6 +7,8 @@ from forebay.ops.interface import Ops
 from forebay.ops.native.ops import NativeOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
+pytestmark = pytest.mark.quick(16)
+
 # rows, inputs, outputs: none, one, below, at and above a tile, and nothing a multiple of anything
 SHAPES = [
     (0, 64, 64),

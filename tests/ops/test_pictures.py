@@ -10,6 +10,8 @@ from forebay.ops.native.ops import NativeOps
 from forebay.ops.reference.pictures import PixelScale
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
+pytestmark = pytest.mark.quick(10)
+
 SCALE = PixelScale(torch.tensor([0.01, 0.02, 0.03]), torch.tensor([-0.5, -0.6, -0.7]))
 
 

@@ -12,6 +12,8 @@ from forebay.formats.quantize import quantize_into, unwritten
 from forebay.formats.quantized import GROUP, GroupQuantized
 from forebay.ops.native.ops import NativeOps
 
+pytestmark = pytest.mark.quick(10)
+
 DTYPES = ("float32", "float16", "bfloat16")
 SHAPES = [(0, 64), (1, 32), (3, 96), (7, 32), (160, 1536), (2, 4096)]
 

@@ -25,6 +25,8 @@ from forebay.ops.reference.recurrence import Scan
 from tests.ops.helpers import assert_close, normal
 from tests.ops.recurrences import CASES, Case, Conv, Delta, Mamba1, Mamba2, state_batch, state_table
 
+pytestmark = pytest.mark.quick(24)
+
 TOKENS = 37
 
 

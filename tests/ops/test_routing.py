@@ -12,6 +12,8 @@ from forebay.ops.interface import Ops
 from forebay.ops.native.ops import NativeOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
+pytestmark = pytest.mark.quick(12)
+
 SOFTMAX = Gating(num_experts_per_tok=3, scoring=Scoring.SOFTMAX, normalize=False)
 SIGMOID = Gating(num_experts_per_tok=3, scoring=Scoring.SIGMOID, normalize=True, epsilon=1e-20, scale=2.5)
 GROUPED = replace(SIGMOID, groups=4, best_groups=2)

@@ -8,6 +8,8 @@ from forebay.ops.interface import Ops
 from forebay.ops.native.ops import NativeOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
+pytestmark = pytest.mark.quick(10)
+
 ROWS = [0, 1, 3, 200]
 WIDTHS = [1, 16, 97, 576]
 INF, NAN = float("inf"), float("nan")

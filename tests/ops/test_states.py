@@ -10,6 +10,8 @@ from tests.ops.helpers import assert_close, assert_same_bits
 from tests.ops.recurrences import CASES, Case, Conv, state_table
 from tests.ops.verifying import NUM_SLOTS, RAGGED, STEPS, Verified, decode, stops_of, verify
 
+pytestmark = pytest.mark.quick(24)
+
 NAN = float("nan")
 
 

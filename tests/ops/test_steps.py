@@ -14,6 +14,8 @@ from forebay.ops.reference.accept import Known
 from forebay.ops.reference.steps import Pages
 from tests.together import together
 
+pytestmark = pytest.mark.quick(12)
+
 NUM_ROWS, PAGES, PAGE_SIZE, VOCAB = 7, 5, 4, 50
 END = PAGES * PAGE_SIZE
 WIDTHS = [0, 1, 3]

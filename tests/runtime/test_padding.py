@@ -19,7 +19,7 @@ from tests.pools.caches import all_tensors
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 
 NUM_PADDED, ROUND = 3, 20
-STEPS = {"falcon_h1": 5000, "qwen3_next": 500, "jamba": 500, "lfm2": 500, "gpt_oss": 500}
+CASES = ("falcon_h1", "qwen3_next", "jamba", "lfm2", "gpt_oss")
 
 
 def padded(plan: StepPlan) -> StepPlan:
@@ -44,15 +44,14 @@ def one_round(plans: HybridPlanner, change: Callable[[StepPlan], StepPlan]) -> t
     return sampled, [tensor[1:3].clone() for tensor in plans.runner.cache.tables["state"].tensors]
 
 
-@pytest.mark.long
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("case", STEPS)
-def test_live_rows_do_not_notice_padded_sequences_nor_what_the_padding_holds(case, native_ops):
+@pytest.mark.parametrize("num_rounds", [4, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", CASES)
+def test_live_rows_do_not_notice_padded_sequences_nor_what_the_padding_holds(case, num_rounds, native_ops):
     """C14: slot 0 stays finite; and nobody reads page 0 or slot 0, were they not."""
     model = models.load(open_checkpoint(shared_tiny(case).path), ops=native_ops, dtype=torch.float32)
     plans = HybridPlanner(hybrid_runner(model, vocab_size=VOCAB))
     sampled, states = one_round(plans, lambda plan: plan)
-    for i in range(STEPS[case] // ROUND + 1):
+    for i in range(num_rounds):
         again, states_again = one_round(plans, padded)
         assert again == sampled, f"round {i}"
         assert all(torch.equal(*pair) for pair in zip(states_again, states, strict=True)), f"round {i}"

@@ -6,6 +6,7 @@ the other, each in the pieces of the one before, with what lies between matches 
 
 from __future__ import annotations
 
+import functools
 import random
 import unicodedata
 from collections.abc import Callable
@@ -147,8 +148,13 @@ def cut(text: str, steps: list[str]) -> list[str]:
     return pieces
 
 
+@functools.cache
+def _built(pre: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizer(WORDS[pre])
+
+
 def words(pre: str, text: str) -> list[str]:
-    pieces = pre_tokenizer(WORDS[pre]).pre_tokenize_str(text)
+    pieces = _built(pre).pre_tokenize_str(text)
     return [byte_level(piece).decode() for piece, _ in pieces]
 
 
