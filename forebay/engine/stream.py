@@ -171,7 +171,7 @@ def merge(first: Update, then: Update) -> Update:
     first.speculation = then.speculation
     first.num_partly_accepted = then.num_partly_accepted
     first.vector = then.vector
-    first.memory = then.memory
+    first.memory, first.history = then.memory, then.history
     if then.cache is not None:
         first.cache, first.weight_version = then.cache, then.weight_version
     if then.logprobs is not None:

@@ -17,7 +17,7 @@ from forebay.requests.pictures import PromptPictures
 from forebay.requests.sampling_params import PoolingKind, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Rendezvous
-from forebay.requests.updates import CacheReport, MemoryReport
+from forebay.requests.updates import CacheReport, MemoryReport, WaitedFor
 
 
 class Status(Enum):
@@ -83,6 +83,9 @@ class Request:
     num_retractions: int = 0
     num_charged: int = 0  # tokens of the prompt that its tenant has been charged for, or that were cached
     num_recomputed: int = 0  # tokens, after retractions
+    num_chunks: int = 0  # computed
+    waited_s: float = 0.0  # until it started
+    waited_for: WaitedFor = WaitedFor.TURN
     num_partly_accepted: int = 0  # drafts of which a token was accepted and a later one rejected
     resume_after: int = 0  # after a retraction: the last step that still computes for it
     last_progress: float = 0.0

@@ -10,7 +10,17 @@ from forebay.base.errors import ForebayError, from_code
 from forebay.memory.miss_reason import MissReason
 from forebay.requests.step_plan import TokenLogprob
 
-__all__ = ["CacheReport", "Failure", "FinishReason", "MemoryReport", "MissReason", "SpeculationReport", "Update"]
+__all__ = [
+    "CacheReport",
+    "Failure",
+    "FinishReason",
+    "History",
+    "MemoryReport",
+    "MissReason",
+    "SpeculationReport",
+    "Update",
+    "WaitedFor",
+]
 
 
 class FinishReason(StrEnum):
@@ -55,6 +65,25 @@ class MemoryReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kept_tokens: int = 0
     kept_s: float = 0.0
     not_kept: str = ""
+
+
+class WaitedFor(StrEnum):
+    """Obstacle that a request waited for last before it started."""
+
+    TURN = "turn"  # the steps before it were full, or in flight
+    ROW = "row"  # as many requests ran as may
+    MEMORY = "memory"  # too few free pages or slots
+    PREFIX = "prefix"  # another request computed the same beginning, which it then reused
+    PICTURES = "pictures"  # these were encoded
+
+
+class History(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How a request came to its answer: it waited `waited_s` until it started, and its tokens were computed in
+    `num_chunks` parts before it decoded, those after retractions included."""
+
+    waited_s: float = 0.0
+    waited_for: WaitedFor = WaitedFor.TURN
+    num_chunks: int = 0
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -110,3 +139,4 @@ class Update(msgspec.Struct, array_like=True, gc=False):
     memory: MemoryReport | None = (
         None  # with the last, where there is something to tell; of what is kept with the first
     )
+    history: History | None = None  # with the last

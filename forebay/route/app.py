@@ -42,6 +42,7 @@ _OWN: Final[Mapping[str, Handler[Router]]] = {
     "/metrics": information.metrics,
     "/server_info": information.server_info,
     "/debug/state": information.debug_state,
+    "/debug/explain/{request_id}": information.stored,
 }
 
 

@@ -99,7 +99,7 @@ async def model(request: Request, router: Router) -> Response:
 
 
 async def stored(request: Request, router: Router) -> Response:
-    """The answer of the server that stored a response: no other one knows it."""
+    """The answer of the server that stored a response, or answered a request: no other one knows it."""
     return answered(min(await _answers(request, router), key=lambda answer: answer[0].status))
 
 

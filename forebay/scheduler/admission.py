@@ -21,7 +21,7 @@ from forebay.memory.radix_node import MISSES, Match
 from forebay.requests.account import Account
 from forebay.requests.request import Request, RequestFault
 from forebay.requests.schedule_batch import Chunk
-from forebay.requests.updates import CacheReport
+from forebay.requests.updates import CacheReport, WaitedFor
 from forebay.scheduler.encoding import has_rows, in_use, plan_slices
 from forebay.scheduler.queues import Blocked, Queues
 
@@ -218,6 +218,7 @@ class AdmissionPass:
             return None
         match = MISSES[MissReason.NONE] if offloaded else memory.prefixes.match(req)
         if not offloaded and self._follows(req, match):
+            req.waited_for = WaitedFor.PREFIX
             return None
         report = self._admit(req, match, encoded)
         if report is None:
@@ -250,7 +251,9 @@ class AdmissionPass:
     def _does_not_fit(self, req: Request, *, lacks_row: bool) -> None:
         """Pass over a request that does not fit, or let all others wait for it; nothing if it waits for pictures."""
         if req is self._for_pictures:
+            req.waited_for = WaitedFor.PICTURES
             return
+        req.waited_for = WaitedFor.ROW if lacks_row else WaitedFor.MEMORY
         queues = self._queues
         returning = self._pools.deferred.is_freeing or bool(queues.finishing)
         queues.blocked = queues.blocked or Blocked(req, lacks_row, returning)

@@ -10,7 +10,7 @@ import numpy as np
 from forebay.base.errors import ForebayError, NumericalError
 from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepResult, TokenLogprob
-from forebay.requests.updates import Failure, FinishReason, MemoryReport, Update
+from forebay.requests.updates import Failure, FinishReason, History, MemoryReport, Update
 from forebay.scheduler.encoding import forget_pictures, release_pictures, without_pictures
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.limits import nothing_may_follow
@@ -161,6 +161,7 @@ class OutputProcessor:
         self.handoff.ended(req, failure)
         self.queues.remove(req, was)
         update.num_partly_accepted = req.num_partly_accepted
+        update.history = History(req.waited_s, req.waited_for, req.num_chunks)
         update.memory = self._release(req, was, failed=reason is FinishReason.ERROR)
 
     def _release(self, req: Request, was: Status, *, failed: bool) -> MemoryReport | None:

@@ -202,9 +202,9 @@ class Queues:
         req.prompt_logprobs = []  # a retraction before the first token: every position is computed again
         insort(self.extending, req, key=by_rank)
         if req.cache_report is None:
-            req.cache_report = report
+            req.cache_report, req.waited_s = report, now - req.arrival
             req.account.num_started += 1
-            req.account.queued_s += now - req.arrival
+            req.account.queued_s += req.waited_s
             self.counters["cached_tokens"] += report.cached_tokens
             self.counters[f"misses.{report.miss_reason}"] += 1
         else:

@@ -272,6 +272,7 @@ class Scheduler:
                 continue  # retracted since: it no longer has the pages, but its first token may be among the results
             req.last_progress = now
             self.counters["computed_prompt_tokens"] += stop - start
+            req.num_chunks += 1
             self.memory.prefixes.adopt(req, stop)
             if req.retentions and stop >= req.num_prompt:
                 req.kept = MemoryReport(0, 0, [], *self.memory.prefixes.retain(req, now))

@@ -30,6 +30,7 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.server.admin import (
     aborting,
     adapters,
+    explain,
     health,
     information,
     models,
@@ -88,6 +89,7 @@ ROUTES: Final[tuple[Route[ServerContext], ...]] = (
     *slots.ROUTES,
     *state.ROUTES,
     *tree.ROUTES,
+    *explain.ROUTES,
     *what_if.ROUTES,
     *occupation.ROUTES,
     *transfers.ROUTES,

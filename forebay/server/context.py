@@ -26,6 +26,7 @@ from forebay.requests.updates import CacheReport
 from forebay.server.admin.metrics import Metrics
 from forebay.server.admin.prefix_tree import Trees
 from forebay.server.api.core.answered import Answered
+from forebay.server.api.core.ended import EndedByKey, ended_by_key
 from forebay.server.api.openai.background import Background
 from forebay.server.api.openai.response_store import ResponseStore
 from forebay.server.api.openai.seals import Seals
@@ -72,6 +73,7 @@ class ServerContext:
     under_way: UnderWay = field(default_factory=UnderWay)
     trees: Trees = field(default_factory=Trees)
     answered: Answered = field(default_factory=Answered)
+    ended: EndedByKey = field(default_factory=ended_by_key)
     seals: Seals = field(default_factory=Seals)
     background: Background = field(default_factory=Background)
 

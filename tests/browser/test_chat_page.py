@@ -80,6 +80,10 @@ def test_prompt_is_answered_in_a_stream_with_a_line_of_figures(open_console: Ope
             r"\d+ tokens · 1 of \d+ prompt tokens cached, the rest is new · first token .+ m?s · .+ tok/s · stop"
         )
     )
+    answer.get_by_text("Explain", exact=True).click()
+    expect(answer.locator(".why li")).to_have_count(6)
+    expect(answer.locator(".why")).to_contain_text("waited 0 ms for its turn")
+    expect(answer.locator(".why")).to_contain_text("would help: send the same beginning again: it is cached now")
 
 
 def test_text_shows_while_it_is_still_being_written(open_console: Open, page: Page) -> None:

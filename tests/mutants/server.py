@@ -36,6 +36,27 @@ SERVER = (
         "server/test_compaction.py::test_item_is_expanded_to_its_summary_and_replaces_what_the_model_said",
     ),
     Mutant(
+        "C29 a request is explained to its own key alone",
+        "server/admin/explain.py",
+        "    ended = server.ended.get(context.tenant.name, ())\n",
+        "    ended = [one for each in server.ended.values() for one in each]\n",
+        "server/test_explain.py::test_c29_explanation_is_for_the_key_of_the_request_alone",
+    ),
+    Mutant(
+        "C27 a request that waited for a row or for memory says for which",
+        "scheduler/admission.py",
+        "req.waited_for = WaitedFor.ROW if lacks_row else WaitedFor.MEMORY",
+        "req.waited_for = WaitedFor.MEMORY",
+        "scheduler/test_history.py::test_history_names_what_a_request_waited_for",
+    ),
+    Mutant(
+        "C20 the header of an answer has the cached tokens of all of its prompts",
+        "server/context.py",
+        "cached = sum(prompt.cache.cached_tokens for prompt in prompts)",
+        "cached = prompts[0].cache.cached_tokens",
+        "server/test_cache_usage.py::test_answer_of_several_prompts_has_the_sum_in_the_header_of_its_cache",
+    ),
+    Mutant(
         "C20 the reason of a difference is that of the part of the answer at its place",
         "server/api/core/answered.py",
         "            offset -= run.num_tokens\n",

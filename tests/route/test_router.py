@@ -383,3 +383,14 @@ def test_router_answer_has_the_header_of_the_servers_cache(route: Route, stream:
         answer = http.post("/v1/completions", json={"prompt": "hello world", "max_tokens": 2, "stream": stream})
     num_tokens = len(routed.servers[0].engine.submitted[-1].prompt)
     assert answer.headers["x-forebay-cache"] == f"1/{num_tokens} not_cached_yet"
+
+
+def test_router_explains_a_request_of_any_of_its_servers_and_no_other(route: Route) -> None:
+    routed = route(servers=2)
+    with routed.client() as http:
+        ids = [http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 2}).json()["id"] for _ in range(4)]
+        found = [http.get(f"/debug/explain/{answer_id}").json() for answer_id in ids]
+        unknown = http.get("/debug/explain/cmpl-none")
+    assert [f"cmpl-{one['id']}" for one in found] == ids
+    assert {one["output_tokens"] for one in found} == {2}
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "request_not_found")

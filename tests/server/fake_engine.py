@@ -24,6 +24,7 @@ from forebay.requests.updates import (
     CacheReport,
     Failure,
     FinishReason,
+    History,
     MemoryReport,
     MissReason,
     SpeculationReport,
@@ -108,6 +109,7 @@ class FakeStream:
                 matched_stop=token_ids[-1] if stops else None,
                 speculation=self._engine.speculation if stops or full else None,
                 memory=self._engine.memory if stops or full else None,
+                history=self._engine.history if stops or full else None,
             )
         )
 
@@ -174,6 +176,7 @@ class FakeEngine:
         self.cache = CacheReport(1, MissReason.NOT_CACHED)  # of every prompt
         self.speculation: SpeculationReport | None = None  # of every request
         self.memory: MemoryReport | None = None
+        self.history: History | None = None  # of every request
         self.branches: list[Branch] = []
         self.reuse_report = ReuseReport(0, {}, {})
         self.kinds: list[str] = []

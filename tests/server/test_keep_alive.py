@@ -150,3 +150,13 @@ async def test_stream_whose_first_update_writes_nothing_begins_without_an_event(
     await writer.begun()
     assert await writer.finish() == b"end"
     assert written == []
+
+
+def test_stream_that_a_silence_began_has_no_header_of_its_cache(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C20: when its status was sent, nothing was known of the cache."""
+    after_silence(monkeypatch, server, go_on(server))
+    with server.client() as http:
+        answer = http.post("/v1/completions", json={**STREAMS["/v1/completions"][0], "stream": True})
+    assert (answer.status_code, "x-forebay-cache" in answer.headers) == (200, False)

@@ -12,7 +12,7 @@ from forebay.memory.retention import NotKept, RetentionRequest
 from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import Grammar, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
-from forebay.requests.updates import CacheReport, FinishReason, MemoryReport, SpeculationReport, Update
+from forebay.requests.updates import CacheReport, FinishReason, History, MemoryReport, SpeculationReport, Update
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Kind, Part, Said, Thought
 from forebay.text.answers.reading import AnswerReader
 from forebay.text.detokenizer import Delta, Detokenizer
@@ -116,6 +116,7 @@ class Choice:
         self.cache = CacheReport()
         self.speculation: SpeculationReport | None = None
         self.memory = MemoryReport(not_kept=NotKept.UNFINISHED if prompt.retentions else NotKept.NOT_ASKED)
+        self.history = History()
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.weight_version = 0
         self._table = table
@@ -177,7 +178,7 @@ class Choice:
         if update.prompt_logprobs is not None:
             self.prompt_logprobs = update.prompt_logprobs
         self.speculation = update.speculation
-        self.memory = update.memory or self.memory
+        self.memory, self.history = update.memory or self.memory, update.history or self.history
         if update.finish is FinishReason.ERROR:
             self.finish = "error"
             assert update.failure is not None, "who fails says why"

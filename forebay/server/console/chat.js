@@ -229,6 +229,7 @@ export class Chat {
       body.model = this.conversation.options.model || body.model;
       body.messages = messagesOf(asked, this.conversation.options.system);
       for await (const chunk of streamChat(body, signal)) {
+        answer.request ??= chunk.id;
         answer.usage = chunk.usage ?? answer.usage;
         const choice = chunk.choices?.[0];
         if (!choice) continue;

@@ -119,7 +119,10 @@ export class AnswerTurn extends Turn {
       iconButton("redo", "Regenerate", () => actions.regenerate(message)),
       iconButton("trash", "Delete answer", () => actions.remove(message)),
     );
-    this.view.append(this.thinking.view, this.body, this.calls.view, this.note, make("div", "foot", this.stats, this.tools));
+    this.why = make("details", "why", make("summary", "", "Explain"), make("ul", ""));
+    this.why.addEventListener("toggle", () => this.why.open && this.explain());
+    const foot = make("div", "foot", this.stats, this.tools);
+    this.view.append(this.thinking.view, this.body, this.calls.view, this.note, foot, this.why);
     markdown().then(
       ({ Markdown }) => {
         this.text = new Markdown(this.body);
@@ -159,6 +162,17 @@ export class AnswerTurn extends Turn {
     this.note.hidden = live || !message.error;
     this.note.textContent = message.error ?? "";
     this.stats.textContent = live ? "" : statsLine(message);
+    this.why.hidden = live || !message.request;
+  }
+
+  async explain() {
+    let lines;
+    try {
+      lines = await (await import("./why.js")).explain(this.message.request);
+    } catch (error) {
+      lines = [error.message];
+    }
+    this.why.lastElementChild.replaceChildren(...lines.map((line) => make("li", "", line)));
   }
 
   // The last answer's calls wait for results.

@@ -13,6 +13,17 @@ from forebay.server.openapi import neighbours
 
 FIELDS: Final[Mapping[str, str]] = {
     **{name: number.about for name, number in NUMBERS.items()},
+    "arrived": "When the request arrived, in seconds since 1970.",
+    "chunks": "The parts in which the request's tokens were computed before it decoded.",
+    "difference": "Why the prompt left a cached one of its own session; null if it did not.",
+    "finish": "Why each answer ended, or `disconnect`.",
+    "first_token_s": "Seconds until the first token; null without one.",
+    "nearest_prefix": "Tokens that the prompt shares with the cached prefix next to it.",
+    "route": "The path that was asked.",
+    "total_s": "Seconds until the end.",
+    "waited_for": "What the request waited for last: `turn`, `row`, `memory`, `prefix` or `pictures`.",
+    "waited_s": "Seconds from its arrival at the engine to its start.",
+    "would_help": "What would have made the request faster.",
     "allowed_tools": "Which tools the model may call, of all that the prompt shows.",
     "error_code": "What went wrong, as a word that does not change between versions.",
     "details": "More about the error.",

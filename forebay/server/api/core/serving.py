@@ -24,6 +24,7 @@ from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import SpeculationReport
 from forebay.scheduler.limits import check_context
 from forebay.server.api.core.dialect import Dialect, EventStream, EventWriter, collect
+from forebay.server.api.core.ended import Ended
 from forebay.server.api.core.enforcing import enforced_grammar
 from forebay.server.api.core.generation import Generation, Order, Usage
 from forebay.server.api.core.images import with_images
@@ -305,7 +306,8 @@ async def _serve(
         await writer.begun()
         if generation.disconnected:
             raise ClientGone
-        context.note_cache(firsts, generation.num_prompt_tokens)
+        if generation.first_token_at is not None:  # otherwise a long silence began the stream
+            context.note_cache(firsts, generation.num_prompt_tokens)
         return EventStream(context.send, writer, undo.pop_all())
 
 
@@ -352,6 +354,25 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
             finish="disconnect" if generation.disconnected else reasons,
             miss=usage.cache.miss_reason,
             **_details(context, generation, usage),
+        )
+    )
+    choice = generation.choices[0]
+    server.ended[context.tenant.name].append(
+        Ended(
+            request_id=context.request_id,
+            route=context.route,
+            model=context.model,
+            ended_at=time.time(),
+            total_s=now - generation.started_at,
+            first_token_s=None if first is None else first - generation.started_at,
+            prompt_tokens=usage.prompt_tokens,
+            output_tokens=tokens,
+            finish="disconnect" if generation.disconnected else reasons,
+            error=generation.error.code if isinstance(generation.error, ForebayError) else None,
+            differs=None if usage.cache.differs is None else usage.cache.differs["reason"],
+            cache=choice.cache,
+            memory=choice.memory,
+            history=choice.history,
         )
     )
 

@@ -1,0 +1,50 @@
+"""What the last update of a request says of its way: how long it waited and for what, and its chunks."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.requests.updates import History, WaitedFor
+from tests.scheduler.rig import Rig
+
+
+def history_of(rig: Rig, request_id: int) -> History | None:
+    (last,) = [update for update in rig.updates if update.request_id == request_id and update.finish]
+    return last.history
+
+
+@pytest.mark.parametrize(
+    ("settings", "waited_for"),
+    [({"max_running_requests": 1}, WaitedFor.ROW), ({"num_pages": 8, "page_size": 4}, WaitedFor.MEMORY)],
+)
+def test_history_names_what_a_request_waited_for(settings: dict[str, int], waited_for: WaitedFor) -> None:
+    rig = Rig(**settings)
+    first, second = (rig.add(8, max_new=16) for _ in range(2))
+    while not rig.scheduler.idle:
+        rig.now += 1.0
+        rig.step()
+    ahead, behind = (history_of(rig, req.id) for req in (first, second))
+    assert ahead is not None
+    assert behind is not None
+    assert (ahead.waited_s, ahead.waited_for) == (1.0, WaitedFor.TURN)
+    assert behind.waited_s > 10.0
+    assert behind.waited_for is waited_for
+
+
+def test_history_counts_the_chunks_of_a_prompt() -> None:
+    rig = Rig(chunked_prefill_size=4)
+    req = rig.add(10, max_new=2)
+    rig.run()
+    assert history_of(rig, req.id) == History(0.0, WaitedFor.TURN, 3)
+
+
+def test_history_of_a_request_that_waited_for_another_ones_prefix() -> None:
+    rig = Rig(chunked_prefill_size=64, page_size=4)
+    tokens = list(range(1, 57))
+    first = rig.add(tokens, max_new=2)
+    second = rig.add([*tokens, 5], max_new=2)
+    rig.run()
+    found = history_of(rig, second.id)
+    assert found is not None
+    assert found.waited_for is WaitedFor.PREFIX
+    assert history_of(rig, first.id) is not None
