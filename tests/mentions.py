@@ -92,10 +92,11 @@ class Tree:
         seen, left = {kind}, [kind]
         while left:
             kind = left.pop()
-            if name in self.members[kind]:
+            if name in self.members.get(kind, ()):  # no entry is made for the name of a module
                 return True
-            left += self.bases[kind] - seen
-            seen |= self.bases[kind]
+            bases = self.bases.get(kind, set())
+            left += bases - seen
+            seen |= bases
         return False
 
     def has_chain(self, parts: list[str]) -> bool:
