@@ -208,7 +208,7 @@ class SchedulingOptions:
     ledger: Ledger = Ledger.COUNT
     max_loras: int = 0  # adapters that are loaded at once; 0: none is served
     text_encoder: bool = False  # all prompts are pooled, and each is computed whole, in one step
-    num_labels: int = 0  # of the model's classification head; 0: it has none
+    head_outputs: int = 0  # of the head behind the pooling; 0: it has none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,7 @@ def cut_to_step(settled: Settled, reasons: dict[str, str]) -> None:
 
 def field_values(model: ModelConfig) -> dict[str, Any]:
     """Return the fields of the engine's configuration that follow from the kind of model."""
-    own = {"text_encoder": model.is_text_encoder, "num_labels": model.num_labels}
+    own = {"text_encoder": model.is_text_encoder, "head_outputs": model.head_outputs}
     return {**own, **({"radix_cache": False} if model.is_text_encoder else {})}
 
 

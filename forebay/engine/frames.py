@@ -267,8 +267,9 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
 class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     """The engine is up. `report` rows are (section, item, value, reason) for the start-up table and /server_info.
     `wants_resume_points`: the model keeps states or windows, which are cached at chosen lengths only. `bootstrap_port`
-    is where a prefill engine listens for decode, `hidden_size` how many numbers a pooled prompt becomes; `slot_bytes`
-    are those of a slot of each pool, in all layers together. `model_type` names the family, as config.json does."""
+    is where a prefill engine listens for decode, `vector_size` how many numbers a pooled prompt becomes, and
+    `hidden_size` each token; `slot_bytes` are those of a slot of each pool, in all layers together. `model_type` names
+    the family, as config.json does."""
 
     max_total_tokens: int
     max_running_requests: int
@@ -283,6 +284,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     wants_resume_points: bool = False
     bootstrap_port: int = 0
     hidden_size: int = 0
+    vector_size: int = 0
     slot_bytes: dict[str, int] = {}
     model_type: str = ""
     weight_bytes: int = 0

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from forebay.base.errors import ModelError
 from forebay.base.log import event, get_logger
 from forebay.families.architecture import Architecture
+from forebay.families.embedding import dense_files
 from forebay.families.gguf_names import LONG_ROPE, ROPE_FACTORS, architecture_of, hf_name
 from forebay.families.model_config import Family, ModelConfig, config_from_folder, config_from_gguf, family
 from forebay.families.tensor_names import TensorNames
@@ -99,6 +100,7 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
     tensors = found.all(path)
     if found.num_unused:
         _log_unused(path, found.num_unused)
+    tensors |= _dense_tensors(path) if config.is_text_encoder and config.head_outputs else {}
     config = _tied(config, has_head=_HEAD in tensors, bare=bare)
     return Checkpoint(
         path=path,
@@ -150,6 +152,15 @@ class _FolderTensors:
         """Return all tensors by name. Raises ModelError for parts of layers or experts that are missing."""
         turned = turned_experts(self._turned, self._config.num_experts, str(path))
         return {**self._plain, **turned, **dict(_packed_layers(self._layers, self._config, path))}
+
+
+def _dense_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of the dense layers behind the pooling, by the folders that they are in."""
+    tensors: dict[str, StoredTensor] = {}
+    for found in dense_files(path):
+        file = SafetensorsFile(found)
+        tensors |= {f"{found.parent.name}.{stored}": _PlainTensor(file, stored, whole=False) for stored in file.tensors}
+    return tensors
 
 
 def _encoder_tensors(files: Sequence[SafetensorsFile], config: ModelConfig, path: Path) -> Mapping[str, StoredTensor]:

@@ -6,11 +6,13 @@ The layout is sentence-transformers': `modules.json` lists the parts behind the 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from forebay.base.errors import ModelError, brief
 from forebay.formats.files import is_there, parse_json, read_bytes, read_json
+from forebay.formats.safetensors import SINGLE_NAME
 
 LAST: Final = "last"
 MEAN: Final = "mean"
@@ -32,14 +34,34 @@ _GGUF_NONE: Final = 0
 _GGUF_RANK: Final = 4
 _OF_GGUF: Final = {1: MEAN, 2: CLS, 3: LAST}
 _BY_NAME: Final = {"lasttoken": LAST, "mean": MEAN, "cls": CLS}
+_MAX_DENSE: Final = 8
+_MAX_OUTPUTS: Final = 1 << 16
+_ACTIVATIONS: Final = {"Identity": "", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
+_DENSE_DEFAULTS: Final = {"bias": True, "activation_function": "torch.nn.modules.activation.Tanh"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dense:
+    """A linear layer behind the pooling, in the `folder` of its own; `activation` is "" for none."""
+
+    folder: str
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str
+
+    @property
+    def layer(self) -> str:
+        """Return the name of the layer among the tensors of the checkpoint."""
+        return f"{self.folder}.linear"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Embedding:
     """`is_embedder`: the files say how vectors are made of this model. With `normalize` they have length 1.
     `judges_by` are the tokens for a document that fits and for one that does not, where the files name them. `refused`
-    says why what the files want is not done here. `prompts` are texts in front of a text, by the name of a task; that
-    of `default_prompt` counts where none is named."""
+    says why what the files want is not done here. `dense` are layers behind the pooling, in order. `prompts` are texts
+    in front of a text, by the name of a task; that of `default_prompt` counts where none is named."""
 
     pooling: str = LAST
     why: str = "the checkpoint does not say: what has seen the whole text"
@@ -47,6 +69,7 @@ class Embedding:
     normalize: bool = True
     judges_by: tuple[int, ...] = ()
     refused: str = ""
+    dense: tuple[Dense, ...] = ()
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str = ""
 
@@ -115,8 +138,10 @@ def _with_modules(path: Path) -> Embedding:
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in listed]
     found = _pooling(path / _POOLING, _POOLING) if is_there(path / _POOLING) else Embedding()
     found = replace(found, normalize="Normalize" in kinds)
-    for kind, module in zip(kinds, listed, strict=True):
+    for i, (kind, module) in enumerate(zip(kinds, listed, strict=True)):
         match kind:
+            case "Dense" if "Pooling" in kinds[:i]:
+                found = replace(found, dense=(*found.dense, _dense(path, module)))
             case "Transformer" | "Normalize":
                 pass
             case "Pooling":
@@ -135,6 +160,58 @@ def _of_pooling_module(found: Embedding, path: Path, module: dict[str, Any]) -> 
         return replace(found, is_embedder=True, refused=f"{MODULES} names a Pooling, and {name} is missing")
     named = _pooling(file, name)
     return replace(named, normalize=found.normalize, refused=named.refused or found.refused)
+
+
+def _dense(path: Path, module: dict[str, Any]) -> Dense:
+    """Read the settings of a dense layer. Raises ModelError for sizes and activations that cannot be served."""
+    file = _folder_of(path, module) / "config.json"
+    config = _DENSE_DEFAULTS | read_json(file)
+    inputs, outputs, bias = (config.get(name) for name in ("in_features", "out_features", "bias"))
+    if not _is_size(inputs) or not _is_size(outputs) or type(bias) is not bool:
+        raise ModelError(
+            f"{file}: in_features, out_features and bias are {brief([inputs, outputs, bias])}; possible are sizes up "
+            f"to {_MAX_OUTPUTS:,}, and true or false"
+        )
+    named = str(config["activation_function"]).rpartition(".")[2]
+    if named not in _ACTIVATIONS:
+        raise ModelError(f"{file}: activation_function is {brief(named)}; possible are {', '.join(_ACTIVATIONS)}")
+    return Dense(
+        folder=file.parent.name,
+        inputs=inputs,
+        outputs=outputs,
+        bias=bias,
+        activation=_ACTIVATIONS[named],
+    )
+
+
+def _is_size(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 < value <= _MAX_OUTPUTS
+
+
+def dense_layers(path: Path) -> tuple[Dense, ...]:
+    """Return the layers behind the pooling of the checkpoint in the folder `path`, each of which takes the outputs of
+    the one before. Raises ModelError for layers that do not."""
+    found = embedding_of(path).dense
+    if len(found) > _MAX_DENSE:
+        raise ModelError(f"{path / MODULES}: {len(found)} dense layers; at most {_MAX_DENSE} are served")
+    for first, second in pairwise(found):
+        if first.outputs != second.inputs:
+            raise ModelError(
+                f"{path}: {second.folder} has {second.inputs} inputs, and {first.folder} before it "
+                f"{first.outputs} outputs"
+            )
+    return found
+
+
+def dense_files(path: Path) -> list[Path]:
+    """Return the weight files of the dense layers of the checkpoint at `path`. Raises ModelError if one is missing."""
+    files = [path / layer.folder / SINGLE_NAME for layer in dense_layers(path)] if path.is_dir() else []
+    for file in files:
+        if not is_there(file):
+            raise ModelError(
+                f"{file} is missing: save the model with sentence-transformers 3 or later, or fetch it again"
+            )
+    return files
 
 
 def _folder_of(path: Path, module: dict[str, Any]) -> Path:

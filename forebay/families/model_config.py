@@ -100,9 +100,18 @@ class ModelConfig:
         return self.vocab_size
 
     @property
-    def num_labels(self) -> int:
-        """Return the number of labels of the classification head, 0 without one."""
+    def head_outputs(self) -> int:
+        """Return how many numbers a head makes of a pooled text, 0 without one."""
         return 0
+
+    @property
+    def vector_size(self) -> int:
+        """Return how many numbers the vector of a text has."""
+        return self.hidden_size
+
+    def in_folder(self, folder: Path) -> ModelConfig:
+        """Return it with the settings in the other files of its checkpoint's folder. Raises ModelError."""
+        return self
 
     @property
     def sparse_top_k(self) -> int:
@@ -165,7 +174,8 @@ def config_from_folder(folder: Path) -> ModelConfig:
     raw = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     more = Fields.of_file(read_json(generation), str(generation)) if is_there(generation) else None
-    return config_of(raw, str(folder / "config.json"), generation=more, processor=image_processor(folder))
+    found = config_of(raw, str(folder / "config.json"), generation=more, processor=image_processor(folder))
+    return found.in_folder(folder)
 
 
 def image_processor(folder: Path) -> Mapping[str, Any]:

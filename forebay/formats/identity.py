@@ -8,6 +8,7 @@ from typing import Final
 
 from forebay.formats.gguf_parts import model_file, part_paths
 
+_NAMES: Final = ("config.json", "*.safetensors", "*/*.safetensors")  # in folders: parts behind the pooling
 _HEAD_BYTES: Final = 64 << 10
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4 << 10
@@ -18,7 +19,7 @@ def weights_digest(path: Path) -> str:
     Two trainings of one architecture have the same header, and reading all would take as long as loading."""
     digest = hashlib.blake2b(digest_size=16)
     path = model_file(path)
-    files = part_paths(path) if path.is_file() else sorted((*path.glob("config.json"), *path.glob("*.safetensors")))
+    files = part_paths(path) if path.is_file() else sorted(each for name in _NAMES for each in path.glob(name))
     for file in files:
         size = file.stat().st_size
         digest.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())

@@ -52,7 +52,8 @@ class Segments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEmbeddingsSpec:
-    """The sum of a token's embeddings, normed: of its id, of its place in the text, and of its kind.
+    """The sum of a token's embeddings, normed: of its id, multiplied by `scale`, of its place in the text, and of its
+    kind.
 
     `positions` is the table's name, of which the rows from `offset` on count; "" for none, as is `types`. The id of a
     token of kind t is its own plus t * vocab_size.
@@ -68,13 +69,15 @@ class TextEmbeddingsSpec:
     num_types: int = 0
     norm: NormSpec | None = None
     norm_eps: float = 1e-12
+    scale: float = 1.0
 
     @property
     def equation(self) -> str:
         """Return what it computes of a token."""
         places = " + position[place]" if self.positions else ""
         kinds = " + type[kind]" if self.types else ""
-        total = f"embedding[token]{kinds}{places}"
+        factor = "" if self.scale == 1.0 else f"{self.scale:.4g} "
+        total = f"{factor}embedding[token]{kinds}{places}"
         whole = total if self.norm is None else f"layernorm({total})"
         return f"x = {whole}  ({self.vocab_size:,} x {self.hidden_size:,})"
 
@@ -87,7 +90,7 @@ class TextEmbeddings:
     """BERT, arXiv 1810.04805, section 3: input representation."""
 
     def __init__(self, spec: TextEmbeddingsSpec, parts: Parts) -> None:
-        self._ops, self._vocab_size = parts.ops, spec.vocab_size
+        self._ops, self._vocab_size, self._scale = parts.ops, spec.vocab_size, spec.scale
         width, dtype = spec.hidden_size, parts.weights.dtype
         table = embedding_table(f"{spec.words}.weight", spec.vocab_size, width)
         self._words = lookup(parts, parts.weights.table(table))
@@ -111,6 +114,8 @@ class TextEmbeddings:
             x = ops.elementwise.add_(
                 self._words(input_ids % self._vocab_size), self._types(input_ids // self._vocab_size)
             )
+        if self._scale != 1.0:
+            x = ops.elementwise.scale_(x, self._scale)
         if self._positions is not None:
             x = ops.elementwise.add_(x, self._positions(positions))
         return x if self._norm is None else self._norm(x)
@@ -119,7 +124,8 @@ class TextEmbeddings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentAttentionSpec:
     """`names` are the checkpoint's of q, k and v, or of the one layer that has all three. `rope` None: no rotation.
-    `reach`: tokens to each side that a token sees, 0 for all of the text."""
+    `reach`: tokens to each side that a token sees, 0 for all of the text. `num_kv_heads` 0: as many as `num_heads`.
+    `head_norms` are those of each head of q and k, None for none. `scale` 0 stands for head_dim ** -0.5."""
 
     names: tuple[str, ...]
     output: str
@@ -130,6 +136,21 @@ class SegmentAttentionSpec:
     output_bias: bool = True
     rope: RopeSpec | None = None
     reach: int = 0
+    num_kv_heads: int = 0
+    head_norms: tuple[NormSpec, NormSpec] | None = None
+    norm_eps: float = 0.0
+    scale: float = 0.0
+
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """Return the numbers of heads of q, k and v."""
+        kv_heads = self.num_kv_heads or self.num_heads
+        return self.num_heads, kv_heads, kv_heads
+
+    @property
+    def factor(self) -> float:
+        """Return what scores are multiplied by."""
+        return self.scale or self.head_dim**-0.5
 
     def build(self, parts: Parts) -> SegmentAttention:
         """Return the part with its weights."""
@@ -140,17 +161,20 @@ class SegmentAttention:
     """Attention of each token over all tokens of its text. Attention Is All You Need, arXiv 1706.03762, section 3.2."""
 
     def __init__(self, spec: SegmentAttentionSpec, parts: Parts) -> None:
-        self._ops, self._spec, self._scale = parts.ops, spec, spec.head_dim**-0.5
-        width = spec.num_heads * spec.head_dim
-        each = 3 * width // len(spec.names)
-        self._qkv = parts.linear(dict.fromkeys(spec.names, each), spec.hidden_size, bias=spec.bias)
+        self._ops, self._spec, self._scale = parts.ops, spec, spec.factor
+        width, sizes = spec.num_heads * spec.head_dim, [heads * spec.head_dim for heads in spec.heads]
+        outputs = dict(zip(spec.names, sizes, strict=True)) if len(spec.names) > 1 else {spec.names[0]: sum(sizes)}
+        self._qkv = parts.linear(outputs, spec.hidden_size, bias=spec.bias)
+        self._head_norms = [build_norm(norm, parts, spec.norm_eps).of for norm in spec.head_norms or ()]
         self._output = parts.linear({spec.output: spec.hidden_size}, width, bias=spec.output_bias)
         self._cos_sin = None if spec.rope is None else parts.rope(spec.rope)
 
     def __call__(self, x: Tensor, texts: Segments) -> Tensor:
         """x [T, H], which stays as it is -> [T, H]."""
         ops, spec = self._ops, self._spec
-        q, k, v = self._qkv.of(x).view(len(x), 3, spec.num_heads, spec.head_dim).unbind(1)
+        q, k, v = torch.split(self._qkv.of(x).view(len(x), -1, spec.head_dim), list(spec.heads), dim=1)
+        if self._head_norms:
+            q, k = (norm(part) for norm, part in zip(self._head_norms, (q, k), strict=True))
         if self._cos_sin is not None:
             ops.attention.apply_rope(q, k, texts.positions, self._cos_sin)
         if texts.bias is not None:
@@ -256,26 +280,31 @@ _GATED: Final[Mapping[str, Callable[[Ops], _Activation]]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderLayerSpec:
     """Attention and a feed-forward part, each with a norm behind the sum with its input, or with `norm_first` in front
-    of itself; None for no norm."""
+    of itself; None for no norm. `inner_norms` are those behind each part, before the sum."""
 
     attention: SegmentAttentionSpec
     mlp: EncoderMlpSpec
     norms: tuple[NormSpec | None, NormSpec | None]
     norm_eps: float
     norm_first: bool = False
+    inner_norms: tuple[NormSpec, NormSpec] | None = None
 
     def equations(self) -> Iterator[str]:
         """Yield what it computes, line by line."""
         attention, mlp = self.attention, self.mlp
         rotated = "rope({})" if attention.rope else "{}"
-        q, k = (rotated.format(w) for w in ("Wq h", "Wk h"))
+        normed = "{}" if attention.head_norms is None else f"{norm_name(attention.head_norms[0])}({{}})"
+        q, k = (rotated.format(normed.format(w)) for w in ("Wq h", "Wk h"))
+        kv_heads = attention.heads[1]
+        shared = "" if kv_heads == attention.num_heads else f", {kv_heads} of k and v"
         inner = f"{mlp.activation}(Wg h) Wu h" if mlp.gate else f"{mlp.activation}(Wu h)"
         for part, norm in zip(("attention", "mlp"), self.norms, strict=True):
-            inner_x = "x" if norm is None else "layernorm(x)"
-            yield f"x += {part}({inner_x})" if self.norm_first else f"x = layernorm(x + {part}(x))"
+            inner_x = "x" if norm is None else f"{norm_name(norm)}(x)"
+            result = f"{part}({inner_x})" if self.inner_norms is None else f"{norm_name(norm)}({part}({inner_x}))"
+            yield f"x += {result}" if self.norm_first else f"x = layernorm(x + {part}(x))"
         over = f"{attention.reach} tokens to each side" if attention.reach else "all tokens of the text"
-        yield f"attention(h) = Wo softmax({attention.head_dim**-0.5:.4g} q·k) v  over {over}"
-        yield f"  q = {q}, k = {k}, v = Wv h; {attention.num_heads} heads of {attention.head_dim}"
+        yield f"attention(h) = Wo softmax({attention.factor:.4g} q·k) v  over {over}"
+        yield f"  q = {q}, k = {k}, v = Wv h; {attention.num_heads} heads of {attention.head_dim}{shared}"
         yield f"mlp(h) = Wd {inner}  of {mlp.intermediate_size:,}"
 
     def build(self, parts: Parts) -> EncoderLayer:
@@ -294,20 +323,26 @@ class EncoderLayer:
         self._ops, self._norm_first = parts.ops, spec.norm_first
         norms = (_norm_of(norm, parts, spec.norm_eps) for norm in spec.norms)
         self._attention, self._mlp = spec.attention.build(parts), spec.mlp.build(parts)
+        inner = (_norm_of(norm, parts, spec.norm_eps) for norm in spec.inner_norms or (None, None))
         sublayers: tuple[_Sublayer, _Sublayer] = (self._attention, self._each)
-        self._sublayers = tuple(zip(sublayers, norms, strict=True))
+        self._sublayers = tuple(zip(sublayers, norms, inner, strict=True))
 
     def _each(self, x: Tensor, texts: Segments) -> Tensor:
         return self._mlp(x)
 
     def __call__(self, x: Tensor, texts: Segments) -> Tensor:
         """x [T, H] -> [T, H]."""
-        for part, norm in self._sublayers:
+        for part, norm, inner in self._sublayers:
             if self._norm_first:
-                x = self._ops.elementwise.add_(part(norm(x), texts), x)
+                x = self._ops.elementwise.add_(inner(part(norm(x), texts)), x)
             else:
                 x = norm(self._ops.elementwise.add_(part(x, texts), x))
         return x
+
+
+def norm_name(norm: NormSpec | None) -> str:
+    """Return what equations call a norm."""
+    return "layernorm" if isinstance(norm, LayerNormSpec) else "norm"
 
 
 def _norm_of(norm: NormSpec | None, parts: Parts, eps: float) -> Callable[[Tensor], Tensor]:
@@ -315,68 +350,89 @@ def _norm_of(norm: NormSpec | None, parts: Parts, eps: float) -> Callable[[Tenso
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelHeadSpec:
-    """A classification head: perhaps a `dense` layer with an `activation` and a norm, then one output for each
-    label."""
+class HeadLayerSpec:
+    """A linear layer under the checkpoint's `name`, perhaps with an `activation` ("" for none) and a norm behind it."""
 
-    hidden_size: int
-    num_labels: int
-    output: str
-    dense: str = ""
-    dense_bias: bool = True
-    activation: str = "tanh"
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = True
+    activation: str = ""
     norm: LayerNormSpec | None = None
     norm_eps: float = 0.0
 
-    @property
-    def equation(self) -> str:
-        """Return what it computes of a chosen hidden state."""
-        inner = f"{self.activation}(Wp x + b)" if self.dense else "x"
-        inner = inner if self.norm is None else f"layernorm({inner})"
-        return f"Wc {inner} + b  ({self.num_labels:,} labels)"
+    def equation(self, x: str) -> str:
+        """Return what it computes of `x`."""
+        product = f"W {x}{' + b' if self.bias else ''}"
+        inner = f"{self.activation}({product})" if self.activation else f"({product})"
+        return inner if self.norm is None else f"layernorm({inner})"
 
-    def build(self, parts: Parts) -> LabelHead:
-        """Return the part with its weights."""
-        return LabelHead(self, parts)
+    def build(self, parts: Parts) -> HeadLayer:
+        """Return the layer with its weights."""
+        return HeadLayer(self, parts)
 
 
-class LabelHead:
+class HeadLayer:
     """Computed in float32: it runs on few vectors, and its results are scores."""
 
-    def __init__(self, spec: LabelHeadSpec, parts: Parts) -> None:
-        size, self._activate, self._eps = spec.hidden_size, _OF_HEADS[spec.activation], spec.norm_eps
-        self._dense = self._layer(parts, spec.dense, size, size, bias=spec.dense_bias) if spec.dense else None
+    def __init__(self, spec: HeadLayerSpec, parts: Parts) -> None:
+        self.num_outputs, self._eps = spec.outputs, spec.norm_eps
+        self._activate = _OF_HEADS[spec.activation]
+        self._weight = parts.tensor(f"{spec.name}.weight", spec.outputs, spec.inputs, float32=True)
+        self._bias = parts.tensor(f"{spec.name}.bias", spec.outputs, float32=True) if spec.bias else None
         norm = () if spec.norm is None else (spec.norm.weight, spec.norm.bias)
         self._norm = [None if param is None else parts.weights.tensor(param, float32=True) for param in norm]
-        self._output = self._layer(parts, spec.output, spec.num_labels, size, bias=True)
 
-    @staticmethod
-    def _layer(parts: Parts, name: str, outputs: int, inputs: int, *, bias: bool) -> tuple[Tensor, Tensor | None]:
-        weight = parts.tensor(f"{name}.weight", outputs, inputs, float32=True)
-        return weight, parts.tensor(f"{name}.bias", outputs, float32=True) if bias else None
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """hidden [N, H] -> logits [N, labels] float32. A row's bits do not depend on the other rows."""
-        if not len(hidden):
-            return hidden.new_empty(0, len(self._output[0]), dtype=torch.float32)
-        return torch.stack([self._of(row) for row in hidden.float()])
-
-    def _of(self, x: Tensor) -> Tensor:
-        if self._dense is not None:
-            x = self._activate(_applied(self._dense, x))
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [inputs] float32 -> [outputs] float32."""
+        product = torch.mv(self._weight, x)
+        x = self._activate(product if self._bias is None else product + self._bias)
         if self._norm:
             weight, bias = self._norm
             x = F.layer_norm(x, x.shape, weight, bias, self._eps)
-        return _applied(self._output, x)
+        return x
 
 
-def _applied(layer: tuple[Tensor, Tensor | None], x: Tensor) -> Tensor:
-    weight, bias = layer
-    product = torch.mv(weight, x)
-    return product if bias is None else product + bias
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSpec:
+    """Layers behind a chosen hidden state, or behind the pooling of a text: `what` they give, such as labels."""
+
+    layers: tuple[HeadLayerSpec, ...]
+    what: str
+
+    @property
+    def equation(self) -> str:
+        """Return what it computes of a chosen vector x."""
+        inner = "x"
+        for layer in self.layers:
+            inner = layer.equation(inner)
+        return f"{inner}  ({self.layers[-1].outputs:,} {self.what})"
+
+    def build(self, parts: Parts) -> Head:
+        """Return the head with its weights."""
+        return Head(self, parts)
+
+
+class Head:
+    """The layers of a `HeadSpec`, one behind the other."""
+
+    def __init__(self, spec: HeadSpec, parts: Parts) -> None:
+        self._layers = [layer.build(parts) for layer in spec.layers]
+
+    def __call__(self, chosen: Tensor) -> Tensor:
+        """chosen [N, H] -> [N, outputs] float32. A row's bits do not depend on the other rows."""
+        if not len(chosen):
+            return chosen.new_empty(0, self._layers[-1].num_outputs, dtype=torch.float32)
+        return torch.stack([self._of(row) for row in chosen.float()])
+
+    def _of(self, x: Tensor) -> Tensor:
+        for layer in self._layers:
+            x = layer(x)
+        return x
 
 
 _OF_HEADS: Final[Mapping[str, _Activation]] = {
+    "": lambda x: x,
     "tanh": torch.tanh,
     "relu": torch.relu,
     "gelu": F.gelu,

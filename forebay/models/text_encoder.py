@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from forebay.families.embedding import Dense
 from forebay.families.model_config import ModelConfig
 from forebay.families.parts.text_encoder import Head, TextEncoderConfig
 from forebay.layers.adapters import Adapters
@@ -24,10 +25,12 @@ from forebay.layers.segments import (
     DistanceBiasSpec,
     EncoderLayerSpec,
     EncoderMlpSpec,
-    LabelHeadSpec,
+    HeadLayerSpec,
+    HeadSpec,
     SegmentAttentionSpec,
     Segments,
     TextEmbeddingsSpec,
+    norm_name,
 )
 from forebay.ops import Ops
 from forebay.pools.cache_spec import CacheSpec
@@ -43,7 +46,7 @@ class TextEncoderSpec:
     norm: NormSpec | None = None
     norm_eps: float = 0.0
     bias: DistanceBiasSpec | None = None
-    head: LabelHeadSpec | None = None
+    head: HeadSpec | None = None
 
     def equations(self) -> Iterator[str]:
         """Yield what it computes, line by line: x is a token's stream, and in the end its hidden state."""
@@ -55,10 +58,10 @@ class TextEncoderSpec:
             yield f"\nlayers {', '.join(map(str, numbers))}:"
             yield from (f"  {line}" for line in lines)
         if self.head is not None:
-            yield f"\nlogits = {self.head.equation}"
+            yield f"\nhead(x) = {self.head.equation}"
         if self.bias is not None:
             yield f"scores += bias[distance]  (32 x {self.bias.num_heads})"
-        last_x = "x" if self.norm is None else "layernorm(x)"
+        last_x = "x" if self.norm is None else f"{norm_name(self.norm)}(x)"
         yield f"\nhidden state = {last_x}  (at most {self.max_positions:,} tokens)"
 
 
@@ -119,7 +122,7 @@ def layer_spec(config: TextEncoderConfig, layer: str, names: LayerNames) -> Enco
     )
 
 
-MakeHead = Callable[[TextEncoderConfig], LabelHeadSpec | None]
+MakeHead = Callable[[TextEncoderConfig], HeadSpec | None]
 
 
 def bert_spec(config: ModelConfig, head: MakeHead) -> TextEncoderSpec:
@@ -165,17 +168,28 @@ def embeddings_spec(config: TextEncoderConfig) -> TextEmbeddingsSpec:
 
 def head_spec(
     config: TextEncoderConfig, *, dense: str = "", output: str = "classifier", activation: str = "tanh"
-) -> LabelHeadSpec | None:
-    """Describe the classification head; the head of tokens has no `dense` layer, and its output is `classifier`."""
-    if config.head is Head.NONE:
-        return None
-    of_text = config.head is Head.TEXT
-    return LabelHeadSpec(
-        hidden_size=config.hidden_size,
-        num_labels=len(config.labels),
-        dense=dense if of_text else "",
-        output=output if of_text else "classifier",
-        activation=activation,
+) -> HeadSpec | None:
+    """Describe the head. That of a text has a layer `dense` before its `output`; that of tokens has neither, and its
+    output is `classifier`."""
+    width = config.hidden_size
+    if config.head is Head.TOKENS or not dense:
+        return head_behind(config, (), "classifier" if config.head is Head.TOKENS else output)
+    before = HeadLayerSpec(name=dense, inputs=width, outputs=width, activation=activation)
+    return head_behind(config, (before,), output)
+
+
+def head_behind(config: TextEncoderConfig, layers: tuple[HeadLayerSpec, ...], output: str) -> HeadSpec | None:
+    """Describe the classification head with these `layers` before its `output`; of a model without labels the dense
+    layers behind the pooling, None without any."""
+    if config.head is not Head.NONE:
+        last = HeadLayerSpec(name=output, inputs=config.hidden_size, outputs=len(config.labels))
+        return HeadSpec(layers=(*layers, last), what="labels")
+    return HeadSpec(layers=tuple(map(_dense_spec, config.dense)), what="numbers") if config.dense else None
+
+
+def _dense_spec(layer: Dense) -> HeadLayerSpec:
+    return HeadLayerSpec(
+        name=layer.layer, inputs=layer.inputs, outputs=layer.outputs, bias=layer.bias, activation=layer.activation
     )
 
 
@@ -221,7 +235,7 @@ class TextEncoder:
         return hidden, hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, H] -> the labels' logits [N, labels] float32, [N, 0] without a head."""
+        """hidden [N, H] -> what the head gives, such as logits of labels: [N, outputs] float32, [N, 0] without one."""
         if self._head is None:
             return hidden.new_empty(len(hidden), 0, dtype=torch.float32)
         return self._head(hidden)

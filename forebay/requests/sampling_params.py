@@ -65,11 +65,11 @@ class PoolingKind(StrEnum):
 class Pooling(msgspec.Struct, frozen=True, array_like=True):
     """The result of a prompt that generates no tokens: a vector of float32, the hidden state behind the last
     norm; or with `token_ids`, where the last token is pooled, the log-probabilities of these behind it; or with
-    `labels` the logits of the classification head, of the vector or of each token's."""
+    `head` what the model's head makes of the vector, or of each token's: logits of labels, or another vector."""
 
     kind: PoolingKind
     token_ids: tuple[int, ...] = ()
-    labels: bool = False
+    head: bool = False
 
 
 ALIASES: Final = {"max_new_tokens": "max_tokens"}  # by the name that SGLang's and transformers' users write
@@ -280,8 +280,8 @@ class SamplingParams(Numbers, metaclass=_CheckedAtConstruction, frozen=True, kw_
             raise InvalidRequest(
                 f"tokens are scored behind the last one, and pooling is {pooling.kind}: take last", param="pooling"
             )
-        if pooling.token_ids and pooling.labels:
-            raise InvalidRequest("tokens or labels are scored, not both: leave one out", param="pooling")
+        if pooling.token_ids and pooling.head:
+            raise InvalidRequest("tokens are scored, or a head is applied, not both: leave one out", param="pooling")
         _at_most("token_ids", len(pooling.token_ids), MAX_SCORED_TOKEN_IDS)
 
 

@@ -58,7 +58,7 @@ def _check_kind(req: Request, config: SchedulerConfig) -> None:
         raise InvalidRequest(
             "this model is a text encoder, which scores no tokens: send texts to /v1/rerank", code="not_a_decoder"
         )
-    if pooling and pooling.labels and not config.num_labels:
+    if pooling and pooling.head and not config.head_outputs:
         raise InvalidRequest(
             "this model has no classification head: send texts to /v1/embeddings or /v1/rerank", code="no_labels"
         )

@@ -165,7 +165,7 @@ def test_every_field_of_the_configuration_has_a_flag() -> None:
     }
     derived |= {"top_k", "device_buffer_size", "host_to_device_ratio", "host_path", "sparse_kv_on_host"}  # HiSparse's
     derived |= {"chunked_scans"}  # the kernels'
-    derived |= {"text_encoder", "num_labels"}  # the model's
+    derived |= {"text_encoder", "head_outputs"}  # the model's
     config = resolve()
     wanted = (
         (flat(config.engine).keys() | flat(config.server).keys())

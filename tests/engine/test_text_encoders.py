@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from forebay.base.errors import ConfigError, GenerationError, InvalidRequest
 from forebay.engine.client.llm import LLM
@@ -46,6 +49,54 @@ def test_embed_text_encoder_gives_the_means_of_transformers(folder: Path, llm: L
         mean = torch.nn.functional.normalize(oracle.hidden(output.prompt_token_ids).mean(dim=0), dim=0)
         torch.testing.assert_close(torch.from_numpy(output.embedding), mean, rtol=0, atol=1e-4)
         assert output.cache.cached_tokens == 0
+
+
+def with_dense(folder: Path, *sizes: int, seed: int = 0) -> list[torch.nn.Module]:
+    """Add dense layers of these sizes to the checkpoint, every second one with a bias and tanh, and return them."""
+    generator, modules = torch.Generator().manual_seed(seed), [{"path": "1_Pooling", "type": "models.Pooling"}]
+    layers: list[torch.nn.Module] = []
+    for i, (inputs, outputs) in enumerate(pairwise(sizes)):
+        bias, own = i % 2 == 1, folder / f"{i + 2}_Dense"
+        layer = torch.nn.Linear(inputs, outputs, bias=bias)
+        for values in layer.parameters():
+            values.data.normal_(0, 0.3, generator=generator)
+        own.mkdir()
+        save_file({f"linear.{name}": tensor for name, tensor in layer.state_dict().items()}, own / "model.safetensors")
+        activation = "activation.Tanh" if bias else "linear.Identity"
+        config = {"in_features": inputs, "out_features": outputs, "bias": bias}
+        (own / "config.json").write_text(
+            json.dumps({**config, "activation_function": f"torch.nn.modules.{activation}"})
+        )
+        modules.append({"path": own.name, "type": "models.Dense"})
+        layers += [layer, torch.nn.Tanh()] if bias else [layer]
+    (folder / "modules.json").write_text(json.dumps([*modules, {"path": "9_Normalize", "type": "models.Normalize"}]))
+    return layers
+
+
+def test_embed_text_encoder_vectors_pass_through_the_dense_layers(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "dense"
+    shutil.copytree(folder, path)
+    through, oracle = torch.nn.Sequential(*with_dense(path, 48, 100, 20)), make_encoder("bert", tmp_path / "again")
+    with LLM(str(path), **SETTINGS) as llm:
+        outputs = llm.embed(TEXTS)
+        for output in outputs:
+            mean = oracle.hidden(output.prompt_token_ids).mean(dim=0)
+            expected = torch.nn.functional.normalize(through(mean), dim=0)
+            torch.testing.assert_close(torch.from_numpy(output.embedding), expected, rtol=0, atol=1e-4)
+        assert len(llm.embed("a", dimensions=20)[0].embedding) == 20
+        with pytest.raises(InvalidRequest, match="vectors have 20"):
+            llm.embed("a", dimensions=21)
+        with pytest.raises(InvalidRequest, match="no classification head"):
+            llm.classify("a")
+
+
+def test_embed_gemma_gives_the_means_of_transformers(tmp_path: Path) -> None:
+    oracle = make_encoder("gemma3_text", tmp_path)
+    write_tokenizer(tmp_path)
+    with LLM(str(tmp_path), **SETTINGS) as llm:
+        for output in llm.embed(TEXTS):
+            mean = torch.nn.functional.normalize(oracle.hidden(output.prompt_token_ids).mean(dim=0), dim=0)
+            torch.testing.assert_close(torch.from_numpy(output.embedding), mean, rtol=0, atol=1e-4)
 
 
 def test_c28_embed_text_encoder_steps_and_neighbours_change_no_bit(folder: Path, llm: LLM) -> None:
@@ -119,7 +170,7 @@ def test_pooling_of_all_tokens_gives_the_label_of_each(tmp_path: Path) -> None:
     oracle = labelled(tmp_path, "tokens", 3)
     prompts = [some_ids(length, seed=length) for length in (1, 30, 7)]
     with LLM(str(tmp_path), **SETTINGS) as llm:
-        pooled = SamplingParams.of_pooling(Pooling(PoolingKind.ALL, labels=True))
+        pooled = SamplingParams.of_pooling(Pooling(PoolingKind.ALL, head=True))
         outputs = [output_of(ids, llm.tokenizer) for ids in prompts]
         for ids, update in zip(prompts, llm._engine.pool(outputs, pooled, False), strict=True):
             found = np.frombuffer(update.vector, "<f4").reshape(len(ids), 3)

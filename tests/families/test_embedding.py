@@ -10,7 +10,7 @@ import pytest
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.embedding import Embedding, embedding_of
+from forebay.families.embedding import Dense, Embedding, dense_files, dense_layers, embedding_of
 from tests.formats.gguf_files import llama_metadata, llama_tensors, write_gguf
 
 BODY = {"path": "", "type": "sentence_transformers.models.Transformer"}
@@ -60,8 +60,48 @@ def test_length_is_one_where_a_module_says_so(tmp_path: Path) -> None:
 
 
 def test_what_else_the_files_want_is_refused_by_name(tmp_path: Path) -> None:
-    dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
-    assert "Dense" in found(tmp_path, {"modules.json": [BODY, POOL, dense]}).refused
+    of_tokens = {"path": "1_Dense", "type": "sentence_transformers.models.Dense"}
+    files = {"modules.json": [BODY, of_tokens, POOL], "1_Pooling/config.json": flags(mean_tokens=True)}
+    assert "Dense" in found(tmp_path, files).refused
+
+
+def with_dense(folder: Path, *configs: dict[str, Any]) -> Path:
+    modules = [{"path": f"{i}_Dense", "type": "sentence_transformers.models.Dense"} for i in range(2, 2 + len(configs))]
+    files = {f"{i}_Dense/config.json": config for i, config in enumerate(configs, 2)}
+    found(folder, {"1_Pooling/config.json": flags(mean_tokens=True), "modules.json": [BODY, POOL, *modules], **files})
+    return folder
+
+
+def dense(inputs: object, outputs: object, activation: str = "linear.Identity", bias: object = False) -> dict[str, Any]:
+    activation = f"torch.nn.modules.{activation}"
+    return {"in_features": inputs, "out_features": outputs, "bias": bias, "activation_function": activation}
+
+
+def test_dense_layers_are_read_in_order(tmp_path: Path) -> None:
+    path = with_dense(tmp_path, dense(8, 32), {"in_features": 32, "out_features": 6})
+    first, second = Dense(folder="2_Dense", inputs=8, outputs=32, bias=False, activation=""), "3_Dense"
+    assert dense_layers(path) == (first, Dense(folder=second, inputs=32, outputs=6, bias=True, activation="tanh"))
+    with pytest.raises(ModelError, match=r"2_Dense/model.safetensors is missing"):
+        dense_files(path)
+
+
+@pytest.mark.parametrize(
+    ("configs", "named"),
+    [
+        ([dense(0, 4)], "in_features"),
+        ([dense(4, 1 << 20)], "out_features"),
+        ([dense(4, True)], "out_features"),
+        ([dense(4, 4, bias="no")], "bias"),
+        ([dense(4, 4, "activation.Softmax")], "Softmax"),
+        ([dense(4, 5), dense(4, 5)], "3_Dense has 4 inputs"),
+        ([dense(4, 4)] * 9, "9 dense layers"),
+    ],
+)
+def test_dense_layers_that_cannot_be_served_are_refused(
+    tmp_path: Path, configs: list[dict[str, Any]], named: str
+) -> None:
+    with pytest.raises(ModelError, match=named):
+        dense_layers(with_dense(tmp_path, *configs))
 
 
 def test_a_judge_names_its_tokens(tmp_path: Path) -> None:

@@ -61,6 +61,18 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
             "classifier_pooling": "mean",
         },
     ),
+    "gemma3_text": (
+        "gemma3_text",
+        {
+            "hidden_size": 64,
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "use_bidirectional_attention": True,
+        },
+    ),
     "bert-tanh-gelu": ("bert", {"type_vocab_size": 3, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
 }
 

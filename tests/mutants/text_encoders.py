@@ -66,6 +66,34 @@ TEXT_ENCODERS = (
         _SAME,
     ),
     Mutant(
+        "C28 a vector passes through the dense layers behind the pooling",
+        "engine/client/embedding.py",
+        "head=bool(self.embedding.dense)",
+        "head=False",
+        _VECTORS + "test_embed_text_encoder_vectors_pass_through_the_dense_layers",
+    ),
+    Mutant(
+        "C28 dense layers are applied in their order",
+        "models/text_encoder.py",
+        "tuple(map(_dense_spec, config.dense))",
+        "tuple(map(_dense_spec, config.dense[:1]))",
+        _VECTORS + "test_embed_text_encoder_vectors_pass_through_the_dense_layers",
+    ),
+    Mutant(
+        "C28 the weights of dense layers belong to the identity of a checkpoint",
+        "formats/identity.py",
+        ', "*/*.safetensors")',
+        ")",
+        "transfer/test_layout.py::test_weights_are_told_apart_by_any_of_their_samples",
+    ),
+    Mutant(
+        "C28 a layer's norm behind a part comes before the sum",
+        "layers/segments.py",
+        "self._ops.elementwise.add_(inner(part(norm(x), texts)), x)",
+        "inner(self._ops.elementwise.add_(part(norm(x), texts), x))",
+        _HIDDEN,
+    ),
+    Mutant(
         "C28 a token sees as many near tokens in front as behind",
         "layers/segments.py",
         "near, window = texts.near, spec.reach + 1",
@@ -110,8 +138,8 @@ TEXT_ENCODERS = (
     Mutant(
         "C27 a model without a head is asked for no labels",
         "scheduler/limits.py",
-        "if pooling and pooling.labels and not config.num_labels:",
-        "if pooling and pooling.labels and not config.text_encoder:",
+        "if pooling and pooling.head and not config.head_outputs:",
+        "if pooling and pooling.head and not config.text_encoder:",
         _PLAN + "test_add_text_encoder_refuses_generation_and_texts_longer_than_a_step",
     ),
     Mutant(

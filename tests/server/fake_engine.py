@@ -194,6 +194,7 @@ class FakeEngine:
             eos_token_ids=[2],
             load_seconds=0.1,
             hidden_size=HIDDEN_SIZE,
+            vector_size=HIDDEN_SIZE,
             report=[("memory", "kv", "1 GiB", "65536 tokens x 16 KiB")],
             pid=1,
             wants_resume_points=wants_resume_points,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.base.errors import InvalidRequest, brief
-from forebay.families.embedding import Embedding, embedding_of
+from forebay.families.embedding import MODULES, Embedding, embedding_of
 from forebay.families.model_config import ModelConfig, config_from_folder
 from forebay.families.parts.text_encoder import Head, TextEncoderConfig
 from forebay.formats.files import is_there
@@ -90,7 +90,11 @@ class Texts:
         say."""
         path = Path(model_path)
         found = Encoder.of(config_from_folder(path)) if is_there(path / "config.json") else None
-        return cls(embedding=embedding_of(path), pooling=PoolingKind(pooling), encoder=found)
+        embedding = embedding_of(path)
+        if found is None and embedding.dense:
+            why = f"{MODULES} wants a Dense, which is served of text encoders alone"
+            embedding = replace(embedding, refused=embedding.refused or why)
+        return cls(embedding=embedding, pooling=PoolingKind(pooling), encoder=found)
 
     @property
     def judges(self) -> bool:
@@ -148,7 +152,7 @@ class Texts:
         that are not implemented."""
         if self.embedding.refused:
             raise InvalidRequest(f"this model's vectors cannot be had: {self.embedding.refused}", param="model")
-        return SamplingParams.of_pooling(Pooling(self.pooling))
+        return SamplingParams.of_pooling(Pooling(self.pooling, head=bool(self.embedding.dense)))
 
     def vector(self, data: bytes, dimensions: int | None = None) -> Vector:
         """Return the first `dimensions` numbers of a result, normalized if the model's vectors are."""
@@ -165,7 +169,7 @@ class Texts:
                 f"this model has no classification head: ask it for {self.does}", code="no_labels", param="model"
             )
         kind = PoolingKind.ALL if encoder.of_tokens else encoder.head_pooling
-        return SamplingParams.of_pooling(Pooling(kind, labels=True))
+        return SamplingParams.of_pooling(Pooling(kind, head=True))
 
     def probabilities(self, data: bytes) -> npt.NDArray[np.float64]:
         """Return the probability of each label, of a text [labels] or of each of its tokens [tokens, labels]."""

@@ -185,7 +185,7 @@ class LLM:
         behind the last norm, cut to `dimensions`, and of length 1 where the checkpoint says so. Texts stand behind the
         checkpoint's prompt of `prompt_name`. Raises as `generate`.
         """
-        check_dimensions(dimensions, self.info.hidden_size)
+        check_dimensions(dimensions, self.info.vector_size)
         asked = (
             self.texts.with_prompt(prompt, prompt_name) if isinstance(prompt, str) else prompt
             for prompt in _as_prompts(prompts)

@@ -385,6 +385,7 @@ def _ready(
         wants_resume_points=bool(budget.demand.kinds),
         bootstrap_port=transfers.port if transfers else 0,
         hidden_size=checkpoint.config.hidden_size,
+        vector_size=checkpoint.config.vector_size,
         slot_bytes=budget.slot_bytes,
         model_type=checkpoint.config.model_type,
         weight_bytes=weight_bytes,

@@ -7,6 +7,7 @@ from forebay.families.fields import Fields
 from forebay.families.model_config import Family, ModelConfig
 from forebay.families.parts.caps import pre_attention_scalar
 from forebay.families.parts.ropes import Ropes
+from forebay.families.parts.text_encoder import TextEncoderConfig
 from forebay.families.rope import ropes_by_kind
 from forebay.families.shape import WINDOW, Shape
 from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, transformer
@@ -29,13 +30,20 @@ class Gemma3Config(ModelConfig):
     query_pre_attn_scalar: float
 
 
-def parse(fields: Fields) -> Gemma3Config:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gemma3EncoderConfig(TextEncoderConfig):
+    """An EmbeddingGemma, whose tokens see both sides; in layers with a window `reach` tokens to each."""
+
+    ropes: Ropes
+    query_pre_attn_scalar: float
+    reach: int
+
+
+def parse(fields: Fields) -> Gemma3Config | Gemma3EncoderConfig:
     """Read Gemma 3's fields: five layers of six have a window by default, and both kinds of layers have a rope of their
     own."""
     fields = fields.replaced(**{name: size for name, size in _SIZES.items() if fields.get(name) is None})
     fields.only("hidden_activation", "gelu_pytorch_tanh")
-    if fields.flag("use_bidirectional_attention", default=False):
-        raise fields.wrong("use_bidirectional_attention", "false: tokens are served as they come")
 
     def windowed(num_layers: int) -> list[int]:
         pattern = fields.size("sliding_window_pattern", default=6)
@@ -47,7 +55,13 @@ def parse(fields: Fields) -> Gemma3Config:
     ropes = ropes_by_kind(fields, thetas, scaled=FULL, max_positions=values["max_position_embeddings"])
     theta, scaling = ropes[FULL]
     values |= {"rope_theta": theta, "rope_scaling": scaling}
-    return Gemma3Config(**values, ropes=ropes, query_pre_attn_scalar=pre_attention_scalar(fields))
+    values |= {"ropes": ropes, "query_pre_attn_scalar": pre_attention_scalar(fields)}
+    if not fields.flag("use_bidirectional_attention", default=False):
+        return Gemma3Config(**values)
+    if any("For" in str(name) for name in fields.get("architectures") or ()):
+        raise fields.wrong("architectures", "Gemma3TextModel: a model that sees both sides has no head here")
+    own = {"eos_token_ids": (), "activation": "gelu_tanh", "reach": fields.size("sliding_window") // 2}
+    return Gemma3EncoderConfig(**{**values, **own})
 
 
 def small(shape: Shape) -> dict[str, Any]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final
 
+from forebay.base.errors import ModelError
+from forebay.families.embedding import Dense, dense_layers
 from forebay.families.fields import MAX_LAYERS, Fields
 from forebay.families.model_config import ModelConfig
 from forebay.families.rope import rope_theta_and_scaling
@@ -42,8 +45,8 @@ class TextEncoderConfig(ModelConfig):
     """`activation` is `gelu`, `gelu_tanh`, `relu` or `silu`. `num_types`: kinds of tokens that have an embedding of
     their own, 0 for none. `position_offset`: rows of the table of positions in front of that of the first token.
     `labels` are those of the `head`, which reads the first token of a text, or with `head_mean` the mean of all.
-    `independent_labels`: each label has a probability of its own, instead of a share
-    of 1."""
+    `independent_labels`: each label has a probability of its own, instead of a share of 1. `dense` are layers behind
+    the pooling of a text; a model with a head has none."""
 
     activation: str = "gelu"
     num_types: int = 0
@@ -52,6 +55,7 @@ class TextEncoderConfig(ModelConfig):
     labels: tuple[str, ...] = ()
     head_mean: bool = False
     independent_labels: bool = False
+    dense: tuple[Dense, ...] = ()
 
     @property
     def is_text_encoder(self) -> bool:
@@ -59,9 +63,24 @@ class TextEncoderConfig(ModelConfig):
         return True
 
     @property
-    def num_labels(self) -> int:
-        """Return the number of labels."""
-        return len(self.labels)
+    def head_outputs(self) -> int:
+        """Return the number of labels, or the outputs of the last dense layer."""
+        return self.dense[-1].outputs if self.dense else len(self.labels)
+
+    @property
+    def vector_size(self) -> int:
+        """Return how many numbers the vector of a text has."""
+        return self.dense[-1].outputs if self.dense else self.hidden_size
+
+    def in_folder(self, folder: Path) -> TextEncoderConfig:
+        """Return it with the dense layers in the folder. Raises ModelError for one that takes no hidden state."""
+        dense = dense_layers(folder) if self.head is Head.NONE else ()
+        if dense and dense[0].inputs != self.hidden_size:
+            raise ModelError(
+                f"{folder}: {dense[0].folder} has {dense[0].inputs} inputs; hidden states have {self.hidden_size} "
+                "numbers"
+            )
+        return replace(self, dense=dense)
 
     @property
     def num_ids(self) -> int:

@@ -3,13 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forebay.families.model_config import ModelConfig
-from forebay.families.parts.text_encoder import Head
 from forebay.families.text_encoders.modernbert import ModernBertConfig
 from forebay.families.transformer import SLIDING
 from forebay.layers.norms import LayerNormSpec, layer_norm_spec
 from forebay.layers.rotary import RopeSpec
-from forebay.layers.segments import EncoderLayerSpec, LabelHeadSpec
-from forebay.models.text_encoder import LayerNames, TextEncoderSpec, embeddings_spec, layer_spec
+from forebay.layers.segments import EncoderLayerSpec, HeadLayerSpec, HeadSpec
+from forebay.models.text_encoder import LayerNames, TextEncoderSpec, embeddings_spec, head_behind, layer_spec
 
 
 def describe(config: ModelConfig) -> TextEncoderSpec:
@@ -55,16 +54,14 @@ def _layer(config: ModernBertConfig, number: int) -> EncoderLayerSpec:
     )
 
 
-def _head(config: ModernBertConfig) -> LabelHeadSpec | None:
-    if config.head is Head.NONE:
-        return None
-    return LabelHeadSpec(
-        hidden_size=config.hidden_size,
-        num_labels=len(config.labels),
-        dense="head.dense",
-        dense_bias=config.head_bias,
+def _head(config: ModernBertConfig) -> HeadSpec | None:
+    before = HeadLayerSpec(
+        name="head.dense",
+        inputs=config.hidden_size,
+        outputs=config.hidden_size,
+        bias=config.head_bias,
         activation=config.head_activation,
         norm=_norm(config, "head.norm"),
         norm_eps=config.rms_norm_eps,
-        output="classifier",
     )
+    return head_behind(config, (before,), "classifier")

@@ -119,9 +119,9 @@ class Pooler:
         )
 
     def _result(self, tenant: _Tenant, last: Tensor) -> Tensor:
-        """The numbers of a prompt, one behind the other: its vector, or the logits of its labels."""
+        """The numbers of a prompt, one behind the other: its vector, or what the model's head makes of it."""
         vector = tenant.vector(last)
-        if tenant.pooling.labels:
+        if tenant.pooling.head:
             return self._logits(vector.view(-1, vector.shape[-1])).flatten()
         return vector.flatten()
 

@@ -35,7 +35,7 @@ def _below(root: str | None, model_path: str) -> str:
     try:
         if not _stays(path, top):
             raise InvalidRequest(f"model_path {model_path[:200]!a} is not below --weights-root", param="model_path")
-        files = path.iterdir() if path.is_dir() else part_paths(path)
+        files = path.rglob("*") if path.is_dir() else part_paths(path)
         links = [file.name for file in files if not _stays(file, top)]
     except (OSError, ValueError, RuntimeError) as error:  # a circle of links among them
         raise InvalidRequest(f"model_path {model_path[:200]!a} cannot be read: {error}", param="model_path") from None

@@ -59,7 +59,7 @@ async def embedded(
     async def prompts() -> list[list[int]]:
         return await encoded(server, body, asked, "input")
 
-    check_dimensions(body.dimensions, server.engine.info.hidden_size)
+    check_dimensions(body.dimensions, server.engine.info.vector_size)
     vectors, usage = await pooled(request, server, body, len(inputs), prompts, texts.vectors(), "input")
     return [texts.vector(vector.data, body.dimensions) for vector in vectors], usage
 

@@ -155,7 +155,7 @@ async def ollama_show(request: Request, server: ServerContext) -> Response:
             "model_info": {
                 "general.architecture": info.model_type,
                 f"{info.model_type}.context_length": info.context_length,
-                f"{info.model_type}.embedding_length": info.hidden_size,
+                f"{info.model_type}.embedding_length": info.vector_size,
                 f"{info.model_type}.vocab_size": info.vocab_size,
             },
             "capabilities": [name for name, has in capabilities.items() if has],

@@ -149,7 +149,7 @@ async def pooling(request: Request, server: ServerContext) -> Response:
 async def embed(request: Request, server: ServerContext) -> Response:
     """Return the vectors of texts, in the form of text-embeddings-inference."""
     body = await read_body(request, server, TeiEmbedRequest)
-    check_dimensions(body.dimensions, server.engine.info.hidden_size)
+    check_dimensions(body.dimensions, server.engine.info.vector_size)
     if not body.normalize and server.model.texts.embedding.normalize:
         raise InvalidRequest("normalize is false; this model's vectors have length 1: leave it out", param="normalize")
     inputs: list[str | list[int | str]] = [body.inputs] if isinstance(body.inputs, str) else [*body.inputs]
