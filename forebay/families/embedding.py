@@ -12,7 +12,6 @@ from typing import Any, Final, TypeGuard
 
 from forebay.base.errors import ModelError, brief
 from forebay.formats.files import is_there, parse_json, read_bytes, read_json
-from forebay.formats.safetensors import SINGLE_NAME
 
 LAST: Final = "last"
 MEAN: Final = "mean"
@@ -205,6 +204,8 @@ def dense_layers(path: Path) -> tuple[Dense, ...]:
 
 def dense_files(path: Path) -> list[Path]:
     """Return the weight files of the dense layers of the checkpoint at `path`. Raises ModelError if one is missing."""
+    from forebay.formats.safetensors import SINGLE_NAME  # brings numpy, which --help does without
+
     files = [path / layer.folder / SINGLE_NAME for layer in dense_layers(path)] if path.is_dir() else []
     for file in files:
         if not is_there(file):

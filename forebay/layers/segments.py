@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -25,17 +25,27 @@ from forebay.ops import Ops
 from forebay.ops.reference.attention import KvCache, PagedKv, segments_from
 
 
+class Distances(NamedTuple):
+    """Embeddings of the distances that occur in texts of up to L tokens, [R, H], and which one a distance has: that of
+    a query i from a key j is row[L - 1 + i - j]."""
+
+    embeddings: Tensor
+    row: Tensor  # [2 L - 1] int64
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
     """The texts of a step: `tokens` has each text's, and each token's place in its text is in `positions`. `near` has
     them for attention to near tokens, which sees `ahead` tokens [T] int32 behind a token; of a model without such
-    layers it is `tokens`, and there is no `ahead`. `bias`: see `biased_attention`; None for none."""
+    layers it is `tokens`, and there is no `ahead`. `bias`: see `biased_attention`; None for none. `distances`: of a
+    model with embeddings of these."""
 
     tokens: PagedKv
     positions: Tensor  # [T] int64
     near: PagedKv
     ahead: Tensor | None = None
     bias: Tensor | None = None
+    distances: Distances | None = None
 
     @classmethod
     def of(cls, q_start: Tensor, positions: Tensor, longest: int, reach: int) -> Segments:
@@ -151,6 +161,16 @@ class SegmentAttentionSpec:
     def factor(self) -> float:
         """Return what scores are multiplied by."""
         return self.scale or self.head_dim**-0.5
+
+    def equations(self) -> Iterator[str]:
+        """Yield what it computes, line by line."""
+        rotated = "rope({})" if self.rope else "{}"
+        normed = "{}" if self.head_norms is None else f"{norm_name(self.head_norms[0])}({{}})"
+        q, k = (rotated.format(normed.format(w)) for w in ("Wq h", "Wk h"))
+        shared = "" if self.heads[1] == self.num_heads else f", {self.heads[1]} of k and v"
+        over = f"{self.reach} tokens to each side" if self.reach else "all tokens of the text"
+        yield f"attention(h) = Wo softmax({self.factor:.4g} q·k) v  over {over}"
+        yield f"  q = {q}, k = {k}, v = Wv h; {self.num_heads} heads of {self.head_dim}{shared}"
 
     def build(self, parts: Parts) -> SegmentAttention:
         """Return the part with its weights."""
@@ -277,12 +297,24 @@ _GATED: Final[Mapping[str, Callable[[Ops], _Activation]]] = {
 }
 
 
+_Sublayer = Callable[[Tensor, Segments], Tensor]
+
+
+class AttentionPartSpec(Protocol):
+    """The attention of a layer. `reach`: tokens to each side that a token sees, 0 for all of the text."""
+
+    @property
+    def reach(self) -> int: ...
+    def equations(self) -> Iterator[str]: ...
+    def build(self, parts: Parts) -> _Sublayer: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderLayerSpec:
     """Attention and a feed-forward part, each with a norm behind the sum with its input, or with `norm_first` in front
     of itself; None for no norm. `inner_norms` are those behind each part, before the sum."""
 
-    attention: SegmentAttentionSpec
+    attention: AttentionPartSpec
     mlp: EncoderMlpSpec
     norms: tuple[NormSpec | None, NormSpec | None]
     norm_eps: float
@@ -291,28 +323,18 @@ class EncoderLayerSpec:
 
     def equations(self) -> Iterator[str]:
         """Yield what it computes, line by line."""
-        attention, mlp = self.attention, self.mlp
-        rotated = "rope({})" if attention.rope else "{}"
-        normed = "{}" if attention.head_norms is None else f"{norm_name(attention.head_norms[0])}({{}})"
-        q, k = (rotated.format(normed.format(w)) for w in ("Wq h", "Wk h"))
-        kv_heads = attention.heads[1]
-        shared = "" if kv_heads == attention.num_heads else f", {kv_heads} of k and v"
+        mlp = self.mlp
         inner = f"{mlp.activation}(Wg h) Wu h" if mlp.gate else f"{mlp.activation}(Wu h)"
         for part, norm in zip(("attention", "mlp"), self.norms, strict=True):
             inner_x = "x" if norm is None else f"{norm_name(norm)}(x)"
             result = f"{part}({inner_x})" if self.inner_norms is None else f"{norm_name(norm)}({part}({inner_x}))"
             yield f"x += {result}" if self.norm_first else f"x = layernorm(x + {part}(x))"
-        over = f"{attention.reach} tokens to each side" if attention.reach else "all tokens of the text"
-        yield f"attention(h) = Wo softmax({attention.factor:.4g} q·k) v  over {over}"
-        yield f"  q = {q}, k = {k}, v = Wv h; {attention.num_heads} heads of {attention.head_dim}{shared}"
+        yield from self.attention.equations()
         yield f"mlp(h) = Wd {inner}  of {mlp.intermediate_size:,}"
 
     def build(self, parts: Parts) -> EncoderLayer:
         """Return the layer with its weights."""
         return EncoderLayer(self, parts)
-
-
-_Sublayer = Callable[[Tensor, Segments], Tensor]
 
 
 class EncoderLayer:

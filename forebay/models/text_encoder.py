@@ -18,6 +18,7 @@ from forebay.families.parts.text_encoder import Head, TextEncoderConfig
 from forebay.layers.adapters import Adapters
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
+from forebay.layers.disentangled_attention import DistancesSpec
 from forebay.layers.norms import NormSpec, build_norm, layer_norm_spec
 from forebay.layers.params import Weights
 from forebay.layers.rotary import RopeSpec, RopeTables
@@ -38,7 +39,8 @@ from forebay.pools.cache_spec import CacheSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextEncoderSpec:
-    """Embeddings, layers, a norm behind the last one, a bias of all layers' scores, and a head; None for none."""
+    """Embeddings, layers, a norm behind the last one, a bias of all layers' scores, embeddings of distances, and a
+    head; None for none."""
 
     embeddings: TextEmbeddingsSpec
     layers: tuple[EncoderLayerSpec, ...]
@@ -46,6 +48,7 @@ class TextEncoderSpec:
     norm: NormSpec | None = None
     norm_eps: float = 0.0
     bias: DistanceBiasSpec | None = None
+    distances: DistancesSpec | None = None
     head: HeadSpec | None = None
 
     def equations(self) -> Iterator[str]:
@@ -61,6 +64,8 @@ class TextEncoderSpec:
             yield f"\nhead(x) = {self.head.equation}"
         if self.bias is not None:
             yield f"scores += bias[distance]  (32 x {self.bias.num_heads})"
+        if self.distances is not None:
+            yield f"distance[d]: of {2 * self.distances.span:,} rows"
         last_x = "x" if self.norm is None else f"{norm_name(self.norm)}(x)"
         yield f"\nhidden state = {last_x}  (at most {self.max_positions:,} tokens)"
 
@@ -90,20 +95,25 @@ BERT_NAMES: Final = LayerNames(
 )
 
 
+def attention_spec(config: TextEncoderConfig, layer: str, names: LayerNames) -> SegmentAttentionSpec:
+    """Describe attention over all of a text, which rotates if the configuration has a base."""
+    return SegmentAttentionSpec(
+        names=tuple(f"{layer}.{name}" for name in names.qkv),
+        output=f"{layer}.{names.output}",
+        hidden_size=config.hidden_size,
+        num_heads=config.num_heads,
+        head_dim=config.head_dim,
+        bias=names.biases[0],
+        output_bias=names.biases[0],
+        rope=RopeSpec(config.head_dim, config.rope_theta, config.rope_scaling) if config.rope_theta else None,
+    )
+
+
 def layer_spec(config: TextEncoderConfig, layer: str, names: LayerNames) -> EncoderLayerSpec:
-    """Describe a layer with a norm behind each part; it rotates if the configuration has a base."""
-    width, (of_attention, of_up, of_down) = config.hidden_size, names.biases
+    """Describe a layer with a norm behind each part."""
+    width, (_, of_up, of_down) = config.hidden_size, names.biases
     return EncoderLayerSpec(
-        attention=SegmentAttentionSpec(
-            names=tuple(f"{layer}.{name}" for name in names.qkv),
-            output=f"{layer}.{names.output}",
-            hidden_size=width,
-            num_heads=config.num_heads,
-            head_dim=config.head_dim,
-            bias=of_attention,
-            output_bias=of_attention,
-            rope=RopeSpec(config.head_dim, config.rope_theta, config.rope_scaling) if config.rope_theta else None,
-        ),
+        attention=attention_spec(config, layer, names),
         mlp=EncoderMlpSpec(
             up=f"{layer}.{names.up}",
             gate=f"{layer}.{names.gate}" if names.gate else "",
@@ -211,6 +221,7 @@ class TextEncoder:
         self._norm = None if spec.norm is None else build_norm(spec.norm, parts, spec.norm_eps).of
         self._reach = max(layer.attention.reach for layer in spec.layers)
         self._bias = None if spec.bias is None else spec.bias.build(parts, num_positions)
+        self._distances = None if spec.distances is None else spec.distances.build(parts)
         self._head = None if spec.head is None else spec.head.build(parts)
         assert not parts.kept, "a text encoder keeps nothing"
 
@@ -222,7 +233,10 @@ class TextEncoder:
         """input_ids [T] int64, each below V -> hidden states behind the last layer, [T, H]. Each sequence is a whole
         text."""
         texts = Segments.of(ctx.full.q_start, ctx.positions, self._longest, self._reach)
-        texts = texts if self._bias is None else replace(texts, bias=self._bias)
+        if self._bias is not None:
+            texts = replace(texts, bias=self._bias)
+        if self._distances is not None:
+            texts = replace(texts, distances=self._distances.up_to(int(ctx.positions.max()) + 1))
         x = self._embeddings(input_ids, ctx.positions)
         for layer in self._layers:
             x = layer(x, texts)

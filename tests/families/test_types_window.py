@@ -203,7 +203,7 @@ def test_lfm2_adjusts_its_intermediate_size(fields, expected, read):
         ("lfm3", {"rope_parameters": {FULL: {"rope_type": "proportional"}, SLIDING: {}}}, "partial_rotary_factor"),
         ("gemma3_text", {"sliding_window": None}, "sliding_window"),
         ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation"),
-        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3_text", {"use_bidirectional_attention": 1}, "use_bidirectional_attention"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
         ("gemma3_text", {"layer_types": [CONV] * 8}, "layer_types"),

@@ -63,7 +63,8 @@ def test_every_text_encoder_has_a_case():
 
 @pytest.mark.parametrize("model_type", TEXT_ENCODERS)
 def test_text_encoder_config_of_transformers_has_its_sizes_and_nothing_unknown(model_type):
-    theirs = CONFIG_MAPPING[CASES[model_type][0]]()
+    needed = CASES[model_type][1] if model_type == "deberta_v2" else {}  # its defaults describe no model that is served
+    theirs = CONFIG_MAPPING[CASES[model_type][0]](**needed)
     ours = config_of(theirs.to_dict())
     assert (ours.num_layers, ours.hidden_size) == (theirs.num_hidden_layers, theirs.hidden_size)
     assert ours.max_position_embeddings + ours.position_offset == theirs.max_position_embeddings
@@ -85,6 +86,33 @@ def test_text_encoder_config_of_transformers_has_its_sizes_and_nothing_unknown(m
 def test_bert_field_that_cannot_be_served_is_refused_by_name(fields, name):
     with pytest.raises(ModelError, match=name):
         config_of({**CONFIG_MAPPING["bert"]().to_dict(), **fields})
+
+
+@pytest.mark.parametrize(
+    ("case", "fields", "name"),
+    [
+        ("deberta_v2", {"relative_attention": False}, "relative_attention"),
+        ("deberta_v2", {"pos_att_type": "c2p"}, "pos_att_type"),
+        ("deberta_v2", {"pos_att_type": [["p2c"], 7]}, "pos_att_type"),
+        ("deberta_v2", {"conv_kernel_size": 3}, "conv_kernel_size"),
+        ("deberta_v2", {"norm_rel_ebd": "batch"}, "norm_rel_ebd"),
+        ("deberta_v2", {"position_buckets": 0}, "position_buckets"),
+        ("deberta_v2", {"embedding_size": 12}, "embedding_size"),
+        ("gemma3_text", {"architectures": ["Gemma3TextForSequenceClassification"]}, "architectures"),
+    ],
+)
+def test_text_encoder_field_that_cannot_be_served_is_refused_by_name(case, fields, name):
+    model_type, own = CASES[case]
+    own = {"num_hidden_layers": 3, **own}
+    with pytest.raises(ModelError, match=name):
+        config_of({**CONFIG_MAPPING[model_type](**own).to_dict(), **fields})
+
+
+def test_deberta_text_longer_than_its_distances_has_the_hidden_states_of_transformers(native):
+    oracle = shared_encoder("deberta_v2")
+    model = models.load(open_checkpoint(oracle.path), ops=native, dtype=torch.float32)
+    ids = some_ids(64, 1)
+    torch.testing.assert_close(compute(model, [ids, ids[:3]])[0], oracle.hidden(ids), **CLOSE)
 
 
 def test_text_encoder_files_with_a_prefix_and_old_names_load_alike(tmp_path: Path, native):

@@ -61,6 +61,28 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
             "classifier_pooling": "mean",
         },
     ),
+    "deberta_v2": (
+        "deberta-v2",
+        {
+            "relative_attention": True,
+            "position_buckets": 16,
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+            "pos_att_type": "p2c|c2p",
+            "position_biased_input": False,
+            "pooler_hidden_size": 48,
+        },
+    ),
+    "deberta-own-keys": (
+        "deberta-v2",
+        {
+            "relative_attention": True,
+            "max_relative_positions": 12,
+            "pos_att_type": ["c2p", "p2c"],
+            "type_vocab_size": 2,
+            "pooler_hidden_size": 48,
+        },
+    ),
     "gemma3_text": (
         "gemma3_text",
         {

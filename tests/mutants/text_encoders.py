@@ -87,6 +87,27 @@ TEXT_ENCODERS = (
         "transfer/test_layout.py::test_weights_are_told_apart_by_any_of_their_samples",
     ),
     Mutant(
+        "C28 distances up to half of the span have a row each",
+        "layers/disentangled_attention.py",
+        "torch.where(distance.abs() <= middle, distance,",
+        "torch.where(distance.abs() < middle // 2, distance,",
+        _HIDDEN,
+    ),
+    Mutant(
+        "C28 a key's term is that of its own distance",
+        "layers/disentangled_attention.py",
+        ".gather(2, apart.transpose(1, 2)).transpose(1, 2)",
+        ".gather(2, apart).transpose(1, 2)",
+        _HIDDEN,
+    ),
+    Mutant(
+        "C28 distances in a step are those of its longest text",
+        "layers/disentangled_attention.py",
+        "first, last = int(buckets[0]), int(buckets[-1])",
+        "first, last = int(buckets[0]) + 1, int(buckets[-1])",
+        _HIDDEN,
+    ),
+    Mutant(
         "C28 a layer's norm behind a part comes before the sum",
         "layers/segments.py",
         "self._ops.elementwise.add_(inner(part(norm(x), texts)), x)",

@@ -54,7 +54,7 @@ def test_add_text_encoder_refuses_generation_and_texts_longer_than_a_step():
         rig.add(21, params=MEAN)
     for pooling, code in (
         (Pooling(PoolingKind.LAST, (5,)), "not_a_decoder"),
-        (Pooling(PoolingKind.CLS, labels=True), "no_labels"),
+        (Pooling(PoolingKind.CLS, head=True), "no_labels"),
     ):
         with pytest.raises(InvalidRequest) as refused:
             rig.add(3, params=SamplingParams.of_pooling(pooling))

@@ -116,7 +116,7 @@ class FakeStream:
     def _pool(self) -> None:
         """Labels are scored by the prompt's last id, and of each token by its own; a token's vector is its id."""
         pooling, all_tokens = self.params.pooling, self.params.pooling.kind is PoolingKind.ALL
-        if pooling.labels:
+        if pooling.head:
             ids = self.prompt if all_tokens else self.prompt[-1:]
             numbers = [each for token in ids for each in (0.1 * (token % 7), 0.3, -0.2)[: self._engine.num_labels]]
         elif all_tokens:

@@ -71,7 +71,7 @@ def test_classify_texts_have_their_probabilities_and_likeliest_label(classifier:
         expected = shares(classifier.tokenizer.encode(text))
         np.testing.assert_allclose(entry["probs"], expected, rtol=1e-6)
         assert (entry["label"], entry["num_classes"]) == (LABELS[expected.argmax()], 3)
-    wanted = SamplingParams.of_pooling(Pooling(PoolingKind.CLS, labels=True))
+    wanted = SamplingParams.of_pooling(Pooling(PoolingKind.CLS, head=True))
     assert classifier.engine.submitted[-1].params == wanted
 
 

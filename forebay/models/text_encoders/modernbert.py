@@ -8,7 +8,14 @@ from forebay.families.transformer import SLIDING
 from forebay.layers.norms import LayerNormSpec, layer_norm_spec
 from forebay.layers.rotary import RopeSpec
 from forebay.layers.segments import EncoderLayerSpec, HeadLayerSpec, HeadSpec
-from forebay.models.text_encoder import LayerNames, TextEncoderSpec, embeddings_spec, head_behind, layer_spec
+from forebay.models.text_encoder import (
+    LayerNames,
+    TextEncoderSpec,
+    attention_spec,
+    embeddings_spec,
+    head_behind,
+    layer_spec,
+)
 
 
 def describe(config: ModelConfig) -> TextEncoderSpec:
@@ -47,7 +54,7 @@ def _layer(config: ModernBertConfig, number: int) -> EncoderLayerSpec:
     rope = RopeSpec(config.head_dim, config.local_theta if local else config.rope_theta)
     return replace(
         layer,
-        attention=replace(layer.attention, rope=rope, reach=config.reach if local else 0),
+        attention=replace(attention_spec(config, name, names), rope=rope, reach=config.reach if local else 0),
         mlp=replace(layer.mlp, gate_first=True),
         norms=(None if number == 0 else _norm(config, f"{name}.attn_norm"), _norm(config, f"{name}.mlp_norm")),
         norm_first=True,
