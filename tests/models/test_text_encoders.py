@@ -13,6 +13,7 @@ from forebay.base.errors import ModelError
 from forebay.families import TEXT_ENCODERS
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import config_of
+from tests.families.given import HOSTILE
 from tests.models.text_encoders import CASES, compute, make_encoder, shared_encoder, some_ids
 
 LENGTHS = (1, 19, 2, 40, 7)
@@ -106,6 +107,22 @@ def test_text_encoder_field_that_cannot_be_served_is_refused_by_name(case, field
     own = {"num_hidden_layers": 3, **own}
     with pytest.raises(ModelError, match=name):
         config_of({**CONFIG_MAPPING[model_type](**own).to_dict(), **fields})
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("case", [*TEXT_ENCODERS, "gemma3_text"])
+def test_text_encoder_any_value_in_any_field_is_refused_or_gives_a_model(case):
+    model_type, own = CASES[case]
+    fields = CONFIG_MAPPING[model_type](**{"num_hidden_layers": 3, **own}).to_dict()
+    old = {"rope_theta", "rope_scaling", "layer_types", "problem_type", "id2label", "architectures"}
+    for name in sorted({*fields, *old} - {"model_type"}):
+        for value in HOSTILE:
+            try:
+                config = config_of({**fields, name: value})
+            except ModelError:
+                continue
+            if config.num_layers <= 3:
+                models.describe(config)
 
 
 def test_deberta_text_longer_than_its_distances_has_the_hidden_states_of_transformers(native):

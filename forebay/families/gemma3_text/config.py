@@ -7,7 +7,7 @@ from forebay.families.fields import Fields
 from forebay.families.model_config import Family, ModelConfig
 from forebay.families.parts.caps import pre_attention_scalar
 from forebay.families.parts.ropes import Ropes
-from forebay.families.parts.text_encoder import TextEncoderConfig
+from forebay.families.parts.text_encoder import TextEncoderConfig, class_names
 from forebay.families.rope import ropes_by_kind
 from forebay.families.shape import WINDOW, Shape
 from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, transformer
@@ -58,7 +58,7 @@ def parse(fields: Fields) -> Gemma3Config | Gemma3EncoderConfig:
     values |= {"ropes": ropes, "query_pre_attn_scalar": pre_attention_scalar(fields)}
     if not fields.flag("use_bidirectional_attention", default=False):
         return Gemma3Config(**values)
-    if any("For" in str(name) for name in fields.get("architectures") or ()):
+    if any("For" in name for name in class_names(fields)):
         raise fields.wrong("architectures", "Gemma3TextModel: a model that sees both sides has no head here")
     own = {"eos_token_ids": (), "activation": "gelu_tanh", "reach": fields.size("sliding_window") // 2}
     return Gemma3EncoderConfig(**{**values, **own})

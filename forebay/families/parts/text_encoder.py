@@ -133,15 +133,20 @@ def rotary_fields(fields: Fields, *, positions: int, types: int, theta: float) -
 def activation(fields: Fields, name: str = "hidden_act", default: str = "gelu") -> str:
     """Return the activation of feed-forward layers. Raises ModelError for one that is not served."""
     given = fields.get(name, default)
-    if given not in _ACTIVATIONS:
+    if not isinstance(given, str) or given not in _ACTIVATIONS:
         raise fields.wrong(name, f"one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[given]
 
 
+def class_names(fields: Fields) -> list[str]:
+    """Return the names of transformers' classes that the checkpoint was saved from."""
+    listed = fields.get("architectures", [])
+    return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+
+
 def head_fields(fields: Fields) -> dict[str, Any]:
     """Return the head that the checkpoint's class has, and its labels. Raises ModelError for labels that are none."""
-    listed = fields.get("architectures", [])
-    classes = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    classes = class_names(fields)
     head = Head.NONE
     if any(name.endswith("ForSequenceClassification") for name in classes):
         head = Head.TEXT

@@ -25,7 +25,7 @@ _HARMLESS: Final = HARMLESS | {
     "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "use_flash_attn",
     "use_xentropy",
 }  # fmt: skip
-_GATED: Final[dict[Any, str]] = {"swiglu": "silu", "geglu": "gelu"}
+_GATED: Final[dict[str, str]] = {"swiglu": "silu", "geglu": "gelu"}
 
 
 def _parse(fields: Fields) -> TextEncoderConfig:
@@ -33,7 +33,7 @@ def _parse(fields: Fields) -> TextEncoderConfig:
         fields.only(name, *values)
     own = fields.renamed(_OURS)
     given = own.get("hidden_act", "silu")
-    gated = own.replaced(hidden_act=_GATED.get(given, given))
+    gated = own.replaced(hidden_act=_GATED.get(str(given), given))
     return TextEncoderConfig(**rotary_fields(gated, positions=2048, types=2, theta=1000.0))
 
 
