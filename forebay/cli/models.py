@@ -29,7 +29,7 @@ from forebay.config.rules import ITEM_BYTES, value_bytes
 from forebay.engine.lifecycle.bring import pull
 from forebay.engine.lifecycle.model_shape import read_shape
 from forebay.engine.lifecycle.served_files import check_served_files
-from forebay.families.checkpoint import Checkpoint, open_checkpoint
+from forebay.families.checkpoint import Checkpoint, open_with_encoder
 from forebay.families.model_config import config_of, family_title
 from forebay.families.small import LIKES, small_config
 from forebay.formats.adapters import AdapterFiles, open_adapter
@@ -214,7 +214,7 @@ def inspect(name: str | None) -> None:
     if (folder := _adapter(name)) is not None:
         _print_items(str(folder), _adapter_items(open_adapter(folder)))
         return
-    checkpoint = open_checkpoint(find_model(name))
+    checkpoint = open_with_encoder(find_model(name))
     check_served_files(checkpoint.path)
     _print_items(str(checkpoint.path), [*_shape(checkpoint), *_memory(checkpoint)])
 
@@ -251,7 +251,7 @@ def show(name: str | None) -> None:
         config = config_of(small_config(name, hidden_size=_SHOWN_SIZE, num_layers=_SHOWN_LAYERS, vocab_size=1 << 15))
         print(f"{family_title(config.model_type)}\nA small {name} may be:\n")
     else:
-        checkpoint = open_checkpoint(find_model(name))
+        checkpoint = open_with_encoder(find_model(name))
         config = checkpoint.config
         print(f"{family_title(config.model_type)}\n{checkpoint.path}:\n")
     spec = describe(config)
@@ -302,7 +302,7 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.every_tensor)
     contexts = sorted({c for c in CONTEXTS if c < model.max_position_embeddings} | {model.max_position_embeddings})
     rows = []
-    shapes, kernels = read_shape(checkpoint.path, False).weights, kernels_on(this_cpu(), "native")
+    shapes, kernels = read_shape(checkpoint.path, False, checkpoint.mmproj).weights, kernels_on(this_cpu(), "native")
     held = shapes.held_bytes(Quantization.FILE, value_bytes("bfloat16", kernels))
     if held != parameters * ITEM_BYTES["bfloat16"]:
         rows.append(("memory, as stored", f"weights {human_bytes(held)}, which is how they are served"))

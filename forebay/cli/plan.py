@@ -182,7 +182,10 @@ def make_plan(
     found: dict[str, Any] = {"adapter": Path} | ({} if path is None else {"find": lambda *named: path})
     config = parsed.resolve(Survey(model=lambda *which: read(*which)[::2], memory=lambda: memory, **found))
     check(Path(config.engine.model_path), config.server.chat_template)
-    model, needs, weights = read(Path(config.engine.model_path), config.engine.speculation.by_own_head)
+    encoder = config.engine.pictures.mmproj
+    model, needs, weights = read(
+        Path(config.engine.model_path), config.engine.speculation.by_own_head, encoder and Path(encoder)
+    )
     kernels = kernels_on(this_cpu(), config.engine.kernels)
     held = weights.held(config.engine.quantization, value_bytes(config.engine.types.dtype, kernels))
     drafting = _draft_cache_specs(config, model)

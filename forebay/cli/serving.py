@@ -122,7 +122,7 @@ def _served(config: Config, tokenizer: Tokenizer) -> ServedModel:
         answers=find_formats(tokenizer, calls=calls, thinking=thinking),
         end_tokens=end_tokens(tokenizer),
         texts=Texts.of(config.engine.model_path, config.server.pooling),
-        tiling=tiling_at(config.engine.model_path),
+        tiling=tiling_at(config.engine.model_path, config.engine.pictures.mmproj),
     )
 
 

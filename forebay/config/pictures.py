@@ -6,9 +6,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.base.pixels import Size, num_tokens
-from forebay.config.flag import BYTES, Flag
+from forebay.config.flag import BYTES, PATH, Flag
 
 DEFAULT_CACHE_BYTES: Final = 512 << 20
+
+NO_MMPROJ: Final = "none"
+MMPROJ: Final = Flag(
+    "mmproj",
+    PATH,
+    "GGUF file of the vision encoder of a GGUF model; by default mmproj-*.gguf beside the model, of several the first "
+    "of F16, BF16, Q8_0 and F32; none serves text alone",
+    aliases=("-mm",),
+)
+OPTIONAL: Final = {"mmproj": "none: there is no mmproj-*.gguf of the model beside it"}
 
 FLAGS: Final = (
     Flag(
@@ -24,8 +34,10 @@ FLAGS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureOptions:
-    """Pictures in the engine: their pixels and encodings together take `mm_cache_bytes`."""
+    """Pictures in the engine: their pixels and encodings together take `mm_cache_bytes`. `mmproj` is the file of the
+    encoder beside a GGUF model."""
 
+    mmproj: str | None = None
     mm_cache_bytes: int = DEFAULT_CACHE_BYTES
 
 

@@ -21,6 +21,7 @@ from forebay.config import (
     hisparse,
     kinds,
     machine,
+    pictures,
     sampling,
     speculation,
     text_encoders,
@@ -48,7 +49,7 @@ from forebay.config.flag import AUTO, BYTES, SECRET, Auto, Decision, Settled, Va
 from forebay.config.gpu import GpuMemory, gpu_memory
 from forebay.config.keys import Keys, all_keys, cluster_key, key_fields, read_text
 from forebay.config.media import BODY_BYTES_WITH_IMAGES
-from forebay.config.pictures import PictureOptions
+from forebay.config.mmproj import encoder_file
 from forebay.config.rules import OPTIONAL, RULES, Facts, why_not_rounded
 from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
@@ -67,7 +68,7 @@ _GROUPS: Final = {
     "scheduling": SchedulingOptions,
     "kinds": KindOptions,
     "tiers": TierOptions,
-    "pictures": PictureOptions,
+    "pictures": pictures.PictureOptions,
     "speculation": SpeculationOptions,
     "disaggregation": DisaggregationOptions,
 }
@@ -76,21 +77,22 @@ _REASONS: Final = {"flag": "the command line", "env": "the environment", "file":
 log = get_logger("config")
 
 
-def _read_shape(path: Path, draft_head: bool) -> tuple[ModelConfig, WeightShapes]:
-    checkpoint = open_checkpoint(path, draft_head=draft_head)
+def _read_shape(path: Path, draft_head: bool, mmproj: Path | None) -> tuple[ModelConfig, WeightShapes]:
+    checkpoint = open_checkpoint(path, draft_head=draft_head, mmproj=mmproj)
     return checkpoint.config, checkpoint.weight_shapes()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
     """The facts by which `resolve` decides: the files of a model (by name and revision) and of an adapter (by name);
-    the shape of the model and of its weights, including a draft head's if there is one; the CPU and memory of the
+    the shape of the model and of its weights, including a draft head's if there is one, and those of the encoder in a
+    file of its own; the CPU and memory of the
     machine and, if a GPU is requested, its memory. `forebay plan` asks about models without their weights, and about
     other machines."""
 
     find: Callable[[str | None, str | None], Path] = lambda name, revision: find_model(name, revision=revision)
     adapter: Callable[[str], Path] = find_adapter
-    model: Callable[[Path, bool], tuple[ModelConfig, WeightShapes]] = _read_shape
+    model: Callable[[Path, bool, Path | None], tuple[ModelConfig, WeightShapes]] = _read_shape
     memory: Callable[[], machine.Amount] = machine.available_memory
     gpu: Callable[[], GpuMemory | None] = gpu_memory
     cpu: Callable[[], Cpu] = this_cpu
@@ -137,6 +139,7 @@ def resolve(
     _cut_to_model(given, facts, settled, reasons)
     values = _field_values(settled) | _written_sizes(given, facts)
     values |= text_encoders.field_values(facts.model)
+    values["mmproj"] = None if facts.mmproj is None else str(facts.mmproj)
     values |= hisparse.field_values(settled, facts.model) | adapters.field_values(settled, survey.adapter)
     values |= speculation.field_values(settled, auto=given["speculative_algorithm"].value is AUTO)
     values |= disaggregation.field_values(settled, cluster_key(settled)) | key_fields(keys)
@@ -262,7 +265,7 @@ def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
     draft_path = given["speculative_draft_model_path"].value if guesses else None
     by_own_head = guesses and given["speculative_algorithm"].value == SpeculativeAlgorithm.NEXTN
     by_own_head &= not isinstance(draft_path, str | Path)
-    model, weights = survey.model(path, by_own_head)
+    mmproj, (model, weights) = _with_encoder(given["mmproj"], path, lambda file: survey.model(path, by_own_head, file))
     host_memory, gpu = survey.memory(), None
     if given["device"].value == "cuda":
         gpu = survey.gpu()
@@ -285,7 +288,24 @@ def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
         cache_disk=machine.disk_of(cache_folder("weights")),
         kernel_folders=(PREBUILT, cache_folder("ops")),
         num_keys=num_keys,
+        mmproj=mmproj,
     )
+
+
+def _with_encoder(
+    given: Given, path: Path, read: Callable[[Path | None], tuple[ModelConfig, WeightShapes]]
+) -> tuple[Path | None, tuple[ModelConfig, WeightShapes]]:
+    """Read the model with its encoder's file. A file that was found beside the model, and is not served with it, is
+    left out with a warning. Raises ConfigError and ModelError."""
+    mmproj = encoder_file(given.value, given.origin, path)
+    try:
+        return mmproj, read(mmproj)
+    except ModelError as error:
+        if mmproj is None or given.value is not AUTO:
+            raise
+        found = read(None)
+        log.warning(event("encoder_not_used", path=mmproj, reason=error.message, effect="images are refused"))
+        return None, found
 
 
 def _draft_weights(path: Value | Auto | None) -> WeightShapes:
@@ -318,6 +338,8 @@ def _decide(given: dict[str, Given], facts: Facts, warn: Callable[[str], None]) 
     if settled["sampling_defaults"] == "model":
         reasons["sampling_defaults"] = facts.model.sampling.source
     settled["model_path"] = str(facts.model_path)
+    if facts.mmproj is not None and "mmproj" not in settled:
+        settled["mmproj"], reasons["mmproj"] = str(facts.mmproj), "beside the model"
     machine.warn_of_threads(settled.number("num_threads"), facts.cores, warn)
     return settled, reasons
 

@@ -19,6 +19,7 @@ from forebay.config import (
     hisparse,
     kinds,
     media,
+    pictures,
     sampling,
     speculation,
     text_encoders,
@@ -67,6 +68,7 @@ class Facts:
     cache_disk: Amount  # the whole disk that holds files of packed weights
     kernel_folders: tuple[Path, ...]  # where compiled ones may be
     num_keys: int  # user and admin keys together
+    mmproj: Path | None = None  # the encoder's file beside a GGUF model
 
 
 Rule = Callable[[Facts, Settled], Decision]
@@ -353,6 +355,7 @@ OPTIONAL: Final = {
     **tiers.OPTIONAL,
     **hisparse.OPTIONAL,
     **adapters.OPTIONAL,
+    **pictures.OPTIONAL,
     **sampling.OPTIONAL,
     **speculation.OPTIONAL,
     **disaggregation.OPTIONAL,

@@ -19,21 +19,20 @@ from forebay.families.architecture import Architecture
 from forebay.families.embedding import dense_files
 from forebay.families.gguf_names import LONG_ROPE, ROPE_FACTORS, architecture_of, hf_name
 from forebay.families.model_config import Family, ModelConfig, config_from_folder, config_from_gguf, family
+from forebay.families.parts.mmproj.reader import open_mmproj
 from forebay.families.tensor_names import TensorNames
 from forebay.formats.file_array import FileArray
 from forebay.formats.gguf import GgufFile, GgufTensor
 from forebay.formats.gguf_parts import model_file
-from forebay.formats.gguf_types import dequantize, split
+from forebay.formats.gguf_tensor import GgufStored, rotary_row_order
 from forebay.formats.layer_packing import ACTIVATION_SCALES, Parts
-from forebay.formats.quantized import HEAD_BITS, Order, StoredCodes, stored_codes
+from forebay.formats.mmproj_files import mmproj_beside
+from forebay.formats.quantized import HEAD_BITS
 from forebay.formats.safetensors import MAX_CHECKPOINT_TENSORS, SafetensorsFile, checkpoint_files
 from forebay.formats.stored_tensor import StoredTensor
 from forebay.formats.turned_experts import GATE_UP, TurnedMatrix, turned_experts
 from forebay.formats.weight_shapes import WeightShapes, kinds_of
 
-# Elements decoded at a time: the float32 piece then stays in the second-level cache. 64 Ki and 128 Ki were the best of
-# 32 Ki to 1 Mi for the Q4_1 tensors of the embedded model (0.20 s of numpy on one core; 0.25 s at 1 Mi).
-PIECE_ELEMENTS = 1 << 17
 _log = get_logger("checkpoint")
 _HEAD = "lm_head.weight"
 _GATE_AND_UP = ("gate_proj", "up_proj")
@@ -44,7 +43,8 @@ _BARE = "embed_tokens.weight"  # where what is saved is the layers alone, as emb
 class Checkpoint:
     """`gguf_metadata` is empty for safetensors; of a GGUF file it has the tokenizer and the chat template too.
     `num_draft_heads` are in the files; tensors of the first are here if they were asked for, those of others never.
-    `encoder` has the tensors of the encoder of pictures, by the names of the files."""
+    `encoder` has the tensors of the encoder of pictures, by the names of the files. `mmproj` is the encoder's own file
+    beside a GGUF model."""
 
     path: Path
     config: ModelConfig
@@ -52,6 +52,7 @@ class Checkpoint:
     gguf_metadata: Mapping[str, Any]
     num_draft_heads: int = 0
     encoder: Mapping[str, StoredTensor] = field(default_factory=dict)
+    mmproj: Path | None = None
 
     @property
     def every_tensor(self) -> list[StoredTensor]:
@@ -81,11 +82,25 @@ class Checkpoint:
         return 16 if len(shape) != 2 else HEAD_BITS if shape[0] == self.config.vocab_size else 4
 
 
-def open_checkpoint(path: str | Path, *, draft_head: bool = False) -> Checkpoint:
+def open_checkpoint(path: str | Path, *, draft_head: bool = False, mmproj: str | Path | None = None) -> Checkpoint:
     """Open a folder of safetensors or a GGUF model, by any part of it, with the tensors of its `draft_head` or without.
-    Headers are checked, no weight is read. ModelError if unsound."""
+    `mmproj` is the file of a GGUF model's encoder. Headers are checked, no weight is read. ModelError if unsound."""
     path = model_file(Path(path))
-    return _open_gguf(path) if path.suffix == ".gguf" else _open_folder(path, draft_head)
+    if path.suffix != ".gguf":
+        return _open_folder(path, draft_head)
+    return _open_gguf(path, None if mmproj is None else Path(mmproj))
+
+
+def open_with_encoder(path: Path) -> Checkpoint:
+    """Open a checkpoint as `open_checkpoint`, a GGUF model with the encoder's file beside it if that is served with
+    it."""
+    mmproj = mmproj_beside(model_file(path))
+    try:
+        return open_checkpoint(path, mmproj=mmproj)
+    except ModelError:
+        if mmproj is None:
+            raise
+        return open_checkpoint(path)
 
 
 def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
@@ -270,16 +285,24 @@ def _expected(kind: str, config: ModelConfig) -> tuple[int, int]:
     return (2 * size, config.hidden_size) if kind == GATE_UP else (config.hidden_size, size)
 
 
-def _open_gguf(path: Path) -> Checkpoint:
+def _open_gguf(path: Path, mmproj: Path | None) -> Checkpoint:
     file = GgufFile(path)
     config = config_from_gguf(file)
+    found = None if mmproj is None else open_mmproj(mmproj, config, file.metadata)
     _, architecture = architecture_of(file)
     tensors: dict[str, StoredTensor] = {}
     for stored in file.tensors.values():
         if stored.name not in (ROPE_FACTORS, *LONG_ROPE.values()):  # part of the configuration
             tensors.update(_gguf_tensors(file, stored, architecture, config))
     tensors = architecture.restore(architecture.reorder(tensors, config))
-    return Checkpoint(path=file.path, config=config, tensors=tensors, gguf_metadata=file.metadata)
+    return Checkpoint(
+        path=file.path,
+        config=config if found is None else found.config,
+        tensors=tensors,
+        gguf_metadata=file.metadata,
+        encoder={} if found is None else found.tensors,
+        mmproj=mmproj,
+    )
 
 
 def _gguf_tensors(
@@ -291,8 +314,8 @@ def _gguf_tensors(
         return _gguf_experts(file, stored, name, config)
     raw = file.raw(stored.name)
     heads = _rotated_heads(name, config) if architecture.interleaved_rope else 0
-    order = _halves_from_pairs(file, stored, heads) if heads else None
-    return {name: _BlockTensor(stored, raw, stored.shape, order)}
+    order = rotary_row_order(file, stored, heads) if heads else None
+    return {name: GgufStored(stored, raw, stored.shape, order)}
 
 
 def _gguf_experts(file: GgufFile, stored: GgufTensor, name: str, config: ModelConfig) -> dict[str, StoredTensor]:
@@ -312,7 +335,7 @@ def _gguf_experts(file: GgufFile, stored: GgufTensor, name: str, config: ModelCo
     firsts = range(0, len(raw), rows)
     parts = [part.format(expert) for expert in range(shape[0]) for part in names]
     return {
-        part: _BlockTensor(stored, raw.part(first, first + rows), shape[1:], None)
+        part: GgufStored(stored, raw.part(first, first + rows), shape[1:], None)
         for part, first in zip(parts, firsts, strict=True)
     }
 
@@ -321,15 +344,6 @@ def _rotated_heads(name: str, config: ModelConfig) -> int:
     if ".q_proj." in name:
         return config.num_heads
     return config.num_kv_heads if ".k_proj." in name else 0
-
-
-def _halves_from_pairs(file: GgufFile, stored: GgufTensor, heads: int) -> Order:
-    """Where in the file each output row is: rotary pairs are stored as (0, 1), (2, 3).. of a head and paired here as
-    (0, D/2), (1, D/2 + 1).."""
-    rows = stored.shape[0]
-    if rows % (2 * heads):
-        raise ModelError(f"{file.path}: tensor {stored.name!r} has {rows} rows, which {heads} heads cannot share")
-    return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
 class _PlainTensor:
@@ -373,38 +387,3 @@ class _ExpertTensor:
         experts, every_row, width = self._tensor.shape
         matrices = self._file.values(self._tensor.name).reshape(experts * every_row, width)
         yield from matrices.part(expert * every_row + rows.start, expert * every_row + rows.stop).pieces()
-
-
-class _BlockTensor:
-    """A tensor of a GGUF file: raw [rows, bytes per row], `order` the stored row of each row (element, where 1-D)."""
-
-    bfloat16 = False
-
-    def __init__(self, stored: GgufTensor, raw: FileArray, shape: tuple[int, ...], order: Order | None) -> None:
-        self._stored = stored
-        self._raw = raw
-        self._order = order
-        self.shape = shape
-        self.num_bytes = raw.nbytes
-        self.storage = stored.type.name
-
-    @property
-    def codes(self) -> StoredCodes | None:
-        block = self._stored.type
-        if block.codes is None or len(self.shape) != 2:
-            return None
-        rows, width = self.shape
-        codes = stored_codes(block.codes, (rows, width), lambda: lambda order: split(self._raw.take(order), block))
-        return codes if self._order is None else codes.rows(self._order)
-
-    def pieces(self) -> Iterator[npt.NDArray[Any]]:
-        block = self._stored.type
-        if len(self.shape) == 1:
-            values = dequantize(self._raw.read(), block)
-            yield values if self._order is None else values[:, self._order]
-            return
-        step = max(1, PIECE_ELEMENTS // self.shape[-1])
-        for first in range(0, len(self._raw), step):
-            stop = min(first + step, len(self._raw))
-            raw = self._raw.part(first, stop).read() if self._order is None else self._raw.take(self._order[first:stop])
-            yield dequantize(raw, block)

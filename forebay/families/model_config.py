@@ -178,6 +178,21 @@ def config_from_folder(folder: Path) -> ModelConfig:
     return found.in_folder(folder)
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessorFiles:
+    """Fields of an image processor, and those around them in processor_config.json; `where` names them in errors."""
+
+    own: Mapping[str, Any]
+    around: Mapping[str, Any]
+    where: str
+
+
+def processor_files(folder: Path) -> ProcessorFiles:
+    """Read the fields of a folder's processor, nothing without one. Raises ModelError."""
+    around = folder / "processor_config.json"
+    return ProcessorFiles(image_processor(folder), read_json(around) if is_there(around) else {}, str(folder))
+
+
 def image_processor(folder: Path) -> Mapping[str, Any]:
     """Return the fields of the image processor, nothing without one. As in transformers, those in processor_config.json
     count first. Raises ModelError."""

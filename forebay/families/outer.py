@@ -156,7 +156,7 @@ OUTERS: Final[Mapping[str, Outer]] = {
         text_type="gemma4_unified_text",
         types={"gemma4_unified_text": "gemma4_text"},
         body=("model.language_model.",),
-        parts=("model.embed_vision.", "model.embed_audio."),
+        parts=("model.vision_embedder.", "model.embed_vision.", "model.embed_audio."),
         never_served=("model.embed_audio.",),
         defaults={
             "max_position_embeddings": 262_144,

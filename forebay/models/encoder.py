@@ -16,7 +16,7 @@ from forebay.families.vision.base import VisionConfig
 from forebay.layers.params import TensorParam
 from forebay.models import needs_of
 from forebay.models.dry_build import asked_by
-from forebay.models.encoders import gemma3, gemma4, pixtral, qwen2, qwen3, siglip, siglip2
+from forebay.models.encoders import gemma3, gemma4, gemma4_unified, pixtral, qwen2, qwen3, siglip, siglip2
 from forebay.models.encoders.encoder import Encoder, EncoderSpec
 from forebay.models.loader import Loader, Progress, check_names
 from forebay.ops import Ops
@@ -24,6 +24,7 @@ from forebay.ops import Ops
 _SPECS: Final[Mapping[str, Callable[[ModelConfig], EncoderSpec]]] = {
     "gemma3": gemma3.encoder_spec,
     "gemma4": gemma4.encoder_spec,
+    "gemma4_unified": gemma4_unified.encoder_spec,
     "idefics3": siglip.encoder_spec,
     "lfm2_vl": siglip2.encoder_spec,
     "mistral3": pixtral.encoder_spec,
@@ -73,7 +74,7 @@ def load_encoder(
             f"{checkpoint.path}: none of the {count} weights of the encoder that vision_config describes is in "
             "the files: take the whole checkpoint, or remove vision_config from config.json to serve text alone"
         )
-    beside = replace(checkpoint, tensors=checkpoint.encoder)
+    beside = replace(checkpoint, path=checkpoint.mmproj or checkpoint.path, tensors=checkpoint.encoder)
     check_names(beside, params)
     weights = Loader(beside, params, ops=ops, dtype=dtype, device=device, progress=progress)
     return encoder_spec(checkpoint.config).build(ops, weights)

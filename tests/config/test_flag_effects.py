@@ -21,7 +21,9 @@ from forebay.config.gpu import GpuMemory
 from forebay.config.machine import Amount
 from forebay.config.resolve import HERE, Survey, resolve
 from forebay.config.server_args import FLAGS
+from forebay.families.model_config import ModelConfig
 from forebay.formats.store import find_model
+from forebay.formats.weight_shapes import WeightShapes
 from tests.models.tiny import shared_tiny
 
 PACKAGE = Path(__file__).parent.parent.parent / "forebay"
@@ -114,7 +116,14 @@ WITH: dict[str, dict[str, Any]] = {
 }
 ONE_VALUE = {"speculative_eagle_topk"}  # others have more; `test_speculation.py` asks for those
 GPU = GpuMemory(total=80 << 30, free=79 << 30)
-SURVEY = Survey(model=cache(HERE.model), memory=lambda: Amount(64 << 30, "on a machine of the test's"), gpu=lambda: GPU)
+
+
+def alone(path: Path, draft_head: bool, mmproj: Path | None) -> tuple[ModelConfig, WeightShapes]:
+    """Read a model without its encoder: a flag's file need be none."""
+    return HERE.model(path, draft_head, None)
+
+
+SURVEY = Survey(model=cache(alone), memory=lambda: Amount(64 << 30, "on a machine of the test's"), gpu=lambda: GPU)
 
 
 @pytest.fixture(autouse=True)

@@ -85,7 +85,7 @@ def test_activation_bits_default_follows_the_bits_of_most_held_codes(own: str, q
     kinds = {WeightKind(codes, 64, 4): 4096, WeightKind(rarer, 64, 8): 2048, WeightKind(None, 64, 16): 9000}
     kinds = {kind: number * many for kind, number in kinds.items()}
     model = HERE.model(find_model(None), False)[0]
-    survey = Survey(model=lambda path, draft_head: (model, WeightShapes(kinds)))
+    survey = Survey(model=lambda *which: (model, WeightShapes(kinds)))
     flags = {"quantization": quantization, **ROUNDING}
     config = resolve(flags, survey=survey)
     assert config.engine.activation_bits == bits

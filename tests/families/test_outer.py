@@ -23,6 +23,7 @@ OWN: dict[str, dict[str, Any]] = {
         "mm_tokens_per_image": 4,
     },
     "gemma4": {"vision_config": {"hidden_size": 32}, "boi_token_id": 4, "eoi_token_id": 5},
+    "gemma4_unified": {"vision_config": {}, "boi_token_id": 4, "eoi_token_id": 5},
     "lfm2_vl": {"vision_config": {"hidden_size": 32, "num_attention_heads": 4}},
     "mistral3": {"vision_config": {"hidden_size": 32, "num_attention_heads": 4}},
     "qwen2_5_vl": OF_QWEN,

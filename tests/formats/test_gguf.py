@@ -62,7 +62,7 @@ def test_a_tensor_is_the_same_in_one_piece_and_in_many(name, sound, monkeypatch)
     tensor = open_checkpoint(sound).tensors[f"model.layers.0.{name}.weight"]
     assert [len(piece) for piece in tensor.pieces()] == [256]
     whole = read_tensor(tensor)
-    monkeypatch.setattr("forebay.families.checkpoint.PIECE_ELEMENTS", 100 * 256)
+    monkeypatch.setattr("forebay.formats.gguf_tensor.PIECE_ELEMENTS", 100 * 256)
     assert [len(piece) for piece in tensor.pieces()] == [100, 100, 56]
     np.testing.assert_array_equal(read_tensor(tensor), whole)
 

@@ -247,7 +247,7 @@ def test_pieces_are_rounded_like_the_whole(llama, monkeypatch):
         return loader(open_checkpoint(llama("BF16")), [GATE_UP], INT4, TORCH).linear(GATE_UP, None).numbers()
 
     whole = codes()
-    monkeypatch.setattr("forebay.families.checkpoint.PIECE_ELEMENTS", 100 * 256)
+    monkeypatch.setattr("forebay.formats.gguf_tensor.PIECE_ELEMENTS", 100 * 256)
     assert torch.equal(codes(), whole)
 
 

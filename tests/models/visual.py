@@ -37,11 +37,16 @@ TYPES: Final = (
     "qwen3_vl_moe",
     "gemma3",
     "gemma4",
+    "gemma4_unified",
 )
 TEXT: Final = range(8, VOCAB)  # tokens that are no type's placeholder
 LINE_END: Final = 3  # the token behind a row of a tile's tokens
 NUM_LAYERS: Final = 3  # two could be cut in one place alone
-KINDS_OF_TOKENS: Final = {"gemma3": "token_type_ids", "gemma4": "mm_token_type_ids"}
+KINDS_OF_TOKENS: Final = {
+    "gemma3": "token_type_ids",
+    "gemma4": "mm_token_type_ids",
+    "gemma4_unified": "mm_token_type_ids",
+}
 """What transformers calls the input that says where pictures are, of types that attend in both directions there."""
 
 
@@ -91,7 +96,7 @@ def oracle_inputs(
     config: Any, tiles: Sequence[Pixels], mean: float | None = None, std: float | None = None
 ) -> dict[str, Tensor]:
     """Return what transformers' processor makes of tiles, uint8 [height, width, 3] each."""
-    usual = {"mistral3": (MEAN, STD), "gemma4": ((0.0,) * 3, (1.0,) * 3)}
+    usual = {"mistral3": (MEAN, STD), **dict.fromkeys(("gemma4", "gemma4_unified"), ((0.0,) * 3, (1.0,) * 3))}
     usual_mean, usual_std = usual.get(config.model_type, (HALVES, HALVES))
     means = torch.tensor(usual_mean if mean is None else mean)
     deviations = torch.tensor(usual_std if std is None else std)
@@ -100,6 +105,8 @@ def oracle_inputs(
         return _flex_inputs(numbers, config.vision_config.patch_size)
     if config.model_type == "gemma4":
         return _gemma4_inputs(numbers, config.vision_config.patch_size)
+    if config.model_type == "gemma4_unified":
+        return _gemma4_inputs(numbers, config.vision_config.model_patch_size)
     if config.model_type.startswith("qwen"):
         return _qwen_inputs(tiles, config.vision_config.patch_size, means, deviations)
     if config.model_type == "mistral3":
@@ -173,7 +180,7 @@ def tile_sizes(config: Any) -> tuple[Size, ...]:
         return (32, 32), (16, 48), (32, 16)
     if config.model_type == "mistral3":
         return (48, 48), (16, 32), (48, 16)
-    if config.model_type == "gemma4":
+    if config.model_type in ("gemma4", "gemma4_unified"):
         return (32, 32), (16, 48), (48, 32)
     return ((vision.image_size, vision.image_size),)
 
@@ -209,6 +216,8 @@ def shared_visual(model_type: str) -> VisualModel:
     case = OUTERS[model_type]
     is_qwen = model_type.startswith("qwen")
     layers: dict[str, Any] = {"depth" if is_qwen else "num_hidden_layers": NUM_LAYERS}
+    if model_type == "gemma4_unified":
+        layers = {}  # it has one
     if "deepstack_visual_indexes" in case.vision:
         layers["deepstack_visual_indexes"] = [0, 2]
     oracle = make_outer(replace(case, vision={**case.vision, **layers}))
@@ -218,7 +227,7 @@ def shared_visual(model_type: str) -> VisualModel:
         oracle_vision = oracle.config.vision_config
         numbers = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": oracle_vision.patch_size}
         (folder / "preprocessor_config.json").write_text(json.dumps(numbers))
-    if case.outer == "gemma4":
+    if case.outer in ("gemma4", "gemma4_unified"):
         (folder / "preprocessor_config.json").write_text(json.dumps({"max_soft_tokens": 8}))
     vision = config_from_folder(folder).vision
     assert vision is not None

@@ -24,6 +24,7 @@ from tests.mutants.gpu import GPU
 from tests.mutants.grammar import GRAMMAR
 from tests.mutants.hisparse import HISPARSE
 from tests.mutants.memory import MEMORY
+from tests.mutants.mmproj import MMPROJ
 from tests.mutants.mutant import Mutant
 from tests.mutants.norms import NORMS
 from tests.mutants.outer import OUTER
@@ -47,6 +48,7 @@ from tests.mutants.verify import VERIFY
 
 MUTANTS: tuple[Mutant, ...] = (
     *MEMORY,
+    *MMPROJ,
     *SCHEDULER,
     *TENANTS,
     *RUNTIME,

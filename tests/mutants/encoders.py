@@ -15,7 +15,37 @@ _QWEN_ORACLE: Final = f"{_QWEN}test_encodings_and_features_equal_those_of_transf
 _VISION: Final = "families/test_vision.py"
 _WITHIN: Final = "ops/test_attention.py::test_attention_within_segments_equals_that_of_each_alone"
 
+_UNIFIED: Final = f"{_ORACLE}[torch-gemma4_unified]"
+
 ENCODERS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "C31 the pixels of a patch without an encoder are its own",
+        "layers/unified_encoder.py",
+        "        return self._norm(patches), grid\n",
+        "        return self._norm(patches.roll(1, 0)), grid\n",
+        _UNIFIED,
+    ),
+    Mutant(
+        "C31 of the positions of a patch without an encoder the first is the column's",
+        "layers/unified_encoder.py",
+        "self._positions[:rows, 1].unsqueeze(1) + self._positions[:columns, 0]",
+        "self._positions[:rows, 0].unsqueeze(1) + self._positions[:columns, 1]",
+        _UNIFIED,
+    ),
+    Mutant(
+        "C31 the norm of a patch's pixels has its weights by channel",
+        "layers/unified_encoder.py",
+        "count, change=by_channel) for kind",
+        "count) for kind",
+        _UNIFIED,
+    ),
+    Mutant(
+        "C31 positions of patches without an encoder come behind a norm",
+        "layers/unified_encoder.py",
+        "add_(self._before(self._dense.of(patches)), positions)",
+        "add_(self._before(self._dense.of(patches)), positions * 0)",
+        _UNIFIED,
+    ),
     Mutant(
         "C31 a square of patches becomes one token row by row",
         "layers/encoder.py",

@@ -33,8 +33,8 @@ GEMMA4: Final = (
     Mutant(
         "C28 tokens of an image see each other in both directions only where the file says so",
         _CONFIG,
-        'bidirectional=text.get("use_bidirectional_attention") is not None,',
-        "bidirectional=True,",
+        '"bidirectional": given is not None,',
+        '"bidirectional": True,',
         _FIELDS + "test_published_encoders_are_read",
     ),
     Mutant(

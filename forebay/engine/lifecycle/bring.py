@@ -23,6 +23,7 @@ from forebay.formats.adapters import PICKLED_NAME, WEIGHTS_NAME, WHY_NOT_PICKLED
 from forebay.formats.files import MAX_SMALL_BYTES
 from forebay.formats.gguf_parts import part_names
 from forebay.formats.hub_names import HubModel, absent_adapter, chosen_gguf
+from forebay.formats.mmproj_files import mmproj_of
 from forebay.formats.safetensors import ADAPTER_NAME, INDEX_NAME, SINGLE_NAME, weight_files, why_no_weights
 from forebay.formats.weight_shapes import WeightShapes
 from forebay.memory.division import divide_memory
@@ -106,6 +107,7 @@ def _bring_model(hub: Hub, repository: Repository, resolved: Callable[[Survey], 
     with _described(hub, repository, gguf) as path:
         _check_fits(path, resolved)
         weights = part_names(gguf) if gguf is not None else _weight_names(repository, path)
+        weights += _encoder_names(repository, gguf)
     missing = [name for name in weights if name not in repository.files]
     if missing:
         raise ModelError(f"{model} has no {missing[0]}, which its index names: it is not whole at {repository.commit}")
@@ -115,6 +117,12 @@ def _bring_model(hub: Hub, repository: Repository, resolved: Callable[[Survey], 
         folder = hub.fetch(repository, [*repository.descriptions, *weights], progress)
     hub.settle(repository)
     return folder / gguf if gguf is not None else folder
+
+
+def _encoder_names(repository: Repository, gguf: str | None) -> list[str]:
+    """Return the name of the vision encoder's file of a GGUF model, if the repository has one."""
+    found = None if gguf is None else mmproj_of(repository.files, gguf)
+    return [] if found is None else [found]
 
 
 def _at(repository: Repository) -> str:
@@ -172,7 +180,7 @@ def _described(hub: Hub, repository: Repository, gguf: str | None) -> Iterator[P
         yield hub.fetch(repository, repository.descriptions, lambda done, total: None)
         return
     with tempfile.TemporaryDirectory(prefix="forebay-") as scratch:
-        for name in part_names(gguf):
+        for name in (*part_names(gguf), *_encoder_names(repository, gguf)):
             num_bytes = HEADER_BYTES if name == gguf else LATER_HEADER_BYTES
             hub.begin(repository, name, num_bytes, Path(scratch) / Path(name).name)
         yield Path(scratch) / Path(gguf).name

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from forebay.base.errors import ModelError
-from forebay.families.checkpoint import open_checkpoint
+from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_parts import model_file
@@ -32,15 +32,15 @@ class Shape(NamedTuple):
     weights: WeightShapes
 
 
-def read_shape(path: Path, draft_head: bool) -> Shape:
+def read_shape(path: Path, draft_head: bool, mmproj: Path | None = None) -> Shape:
     """Read the shape of the checkpoint at `path`, with its draft head if `draft_head`. The weights are those of its
-    encoder of pictures, too. Raises ModelError."""
+    encoder of pictures, too, for a GGUF model in the file `mmproj`. Raises ModelError."""
     from forebay.models import needs_of  # brings torch, which nothing but this needs here
 
     path = model_file(path)
-    config = _model_config(path)
+    config = _model_config(path) if mmproj is None else open_checkpoint(path, mmproj=mmproj).config
     needs = needs_of(config, draft_head=draft_head)
-    return Shape(config, needs, WeightShapes.of(_kinds(path, config, needs)))
+    return Shape(config, needs, WeightShapes.of(_kinds(path, config, needs, mmproj)))
 
 
 def adaptable_layers(path: Path) -> Mapping[str, tuple[int, int]]:
@@ -51,7 +51,7 @@ def adaptable_layers(path: Path) -> Mapping[str, tuple[int, int]]:
     return needs_of(_model_config(model_file(path)), adapters=AdapterSlots()).adaptable
 
 
-def _kinds(path: Path, config: ModelConfig, needs: Needs) -> Iterator[tuple[WeightKind, int]]:
+def _kinds(path: Path, config: ModelConfig, needs: Needs, mmproj: Path | None) -> Iterator[tuple[WeightKind, int]]:
     """The weights of a GGUF file may be in codes, of which its header says so; those of a folder, of which its
     configuration does. Whether
     others are in bfloat16 is in the headers, if the weights are there; else the configuration decides."""
@@ -59,7 +59,7 @@ def _kinds(path: Path, config: ModelConfig, needs: Needs) -> Iterator[tuple[Weig
     from forebay.models.weight_codes import codes_of, is_plain_matrix, stays_bfloat16
 
     is_gguf = path.suffix == ".gguf"
-    tensors = open_checkpoint(path).tensors if is_gguf else _tensors_of_folder(path)
+    tensors = _tensors_of(open_checkpoint(path, mmproj=mmproj)) if is_gguf else _tensors_of_folder(path)
 
     def is_bfloat16(param: TensorParam) -> bool:
         has_header = tensors.keys() >= set(param.names)
@@ -80,9 +80,12 @@ def _tensors_of_folder(path: Path) -> Mapping[str, StoredTensor]:
     """The tensors of a folder; none if its weights are missing or damaged, which loading them reports."""
     with contextlib.suppress(ModelError):
         if has_weights(path):
-            checkpoint = open_checkpoint(path)
-            return {**checkpoint.tensors, **checkpoint.encoder}
+            return _tensors_of(open_checkpoint(path))
     return {}
+
+
+def _tensors_of(checkpoint: Checkpoint) -> Mapping[str, StoredTensor]:
+    return {**checkpoint.tensors, **checkpoint.encoder}
 
 
 def _stored_format(param: TensorParam, config: ModelConfig) -> CodeFormat | None:

@@ -205,9 +205,9 @@ class EngineWeights:
         return ", ".join(sorted({str(seen.path) for seen in set(here) ^ set(before)}))
 
     def _seen(self, path: Path) -> list[Seen]:
-        """The files of the model at `path`, and of the draft model."""
-        draft = self._config.speculation.draft_model_path
-        paths = [path] if draft is None else [path, Path(draft)]
+        """The files of the model at `path`, of its encoder, and of the draft model."""
+        others = (self._config.pictures.mmproj, self._config.speculation.draft_model_path)
+        paths = [path, *(Path(other) for other in others if other is not None)]
         return [Seen.of(file) for path in paths for file in weight_paths(path)]
 
     def load_again(self, progress: Callable[[], None]) -> None:
@@ -244,7 +244,7 @@ class EngineWeights:
             raise UpdateLost(f"{error}; and the old weights cannot be had again: {gone}") from gone
 
     def _checkpoint(self, path: Path, given: Mapping[str, StoredTensor]) -> Checkpoint:
-        found = open_checkpoint(path, draft_head=self._draft_head)
+        found = open_checkpoint(path, draft_head=self._draft_head, mmproj=self._config.pictures.mmproj)
         return replace(found, tensors={**found.tensors, **given}) if given else found
 
     def _check(self, checkpoint: Checkpoint) -> None:

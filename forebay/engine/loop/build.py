@@ -108,7 +108,8 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     proposer = _proposer(config.speculation)
     torch.set_num_threads(config.num_threads)
     fault.point("engine.load")
-    checkpoint = open_checkpoint(config.model_path, draft_head=(draft_head := config.speculation.by_own_head))
+    draft_head = config.speculation.by_own_head
+    checkpoint = open_checkpoint(config.model_path, draft_head=draft_head, mmproj=config.pictures.mmproj)
     _name_what_is_not_used(checkpoint, draft_head)
     if config.activation_dtype is ActivationDtype.FP8:
         check_fp8(config.quantization, checkpoint.weight_shapes())

@@ -49,6 +49,7 @@ def _configure(header: Header) -> None:
     kinds = _kinds(header)
     full, windowed = (_head_dim(header, suffix) for suffix in ("", "_swa"))
     first_reader = len(kinds) - _count(header, "attention.shared_kv_layers", default=0)
+    per_layer_size = _count(header, "embedding_length_per_layer_input")
     per_layer = header.file.tensors.get("per_layer_token_embd.weight")
     if per_layer is not None:
         config["vocab_size_per_layer_input"] = per_layer.shape[0]
@@ -65,7 +66,9 @@ def _configure(header: Header) -> None:
             if kind == FULL
         },
         attention_k_eq_v=_values_from_keys(header, kinds[:first_reader]),
-        hidden_size_per_layer_input=_count(header, "embedding_length_per_layer_input"),
+        hidden_size_per_layer_input=per_layer_size,
+        # Files have no flag of it: those published with inputs of layers (E2B, E4B) are causal, all others are not.
+        use_bidirectional_attention=None if per_layer_size else "vision",
         enable_moe_block=bool(config.get("num_experts")),
         top_k_experts=config.pop("num_experts_per_tok", None),
         **_widths(header, first_reader),

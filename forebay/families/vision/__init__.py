@@ -10,6 +10,7 @@ from forebay.families.fields import Fields
 from forebay.families.vision.base import Vision
 from forebay.families.vision.gemma3 import pooled_siglip
 from forebay.families.vision.gemma4 import gemma4
+from forebay.families.vision.gemma4_unified import gemma4_unified
 from forebay.families.vision.pixtral import pixtral
 from forebay.families.vision.qwen2 import qwen2_5_vl, qwen2_vl
 from forebay.families.vision.qwen3 import qwen3_5, qwen3_vl
@@ -19,6 +20,7 @@ from forebay.families.vision.siglip2 import siglip2
 _READERS: Final[Mapping[str, Callable[[Fields, Fields, int], Vision]]] = {
     "gemma3": pooled_siglip,
     "gemma4": gemma4,
+    "gemma4_unified": gemma4_unified,
     "idefics3": siglip,
     "lfm2_vl": siglip2,
     "mistral3": pixtral,

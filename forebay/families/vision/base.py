@@ -21,6 +21,7 @@ _PUBLISHED: Final = (
     ("visual.", "model.visual."),
     ("multi_modal_projector.", "model.multi_modal_projector."),
     ("model.vision_tower.vision_model.", "model.vision_tower."),
+    ("model.vision_embedder.", "model.embed_vision."),
 )
 _POOLING: Final = "model.vision_tower.head."  # makes one vector of a tile
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from forebay.base.errors import ModelError
 from forebay.base.pixels import CHANNELS
@@ -21,22 +21,15 @@ _HARMLESS: Final = frozenset({
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gemma4VisionConfig(VisionConfig):
-    """A patch has two learned positions, those of its row and of its column, of `num_positions` each. Heads of
-    `head_dim` are rotated by both with the base `theta`.
+class ScaledVisionConfig(VisionConfig):
+    """A patch has two learned positions, those of its row and of its column, of `num_positions` each.
 
-    With `clipped` the inputs and outputs of linear layers are held within bounds of the file. With `standardized` the
-    averages of patches have a mean and a scale of it. An image has at most `most_tokens`, between the tokens `begin`
-    and `end`. The language model is given the id `padding` in their place, which counts for the inputs of its layers.
-    `bidirectional`: in layers with a window, the tokens of an image attend to each other in both directions."""
+    An image has at most `most_tokens`, between the tokens `begin` and `end`. The language model is given the id
+    `padding` in their place, which counts for the inputs of its layers. `bidirectional`: in layers with a window, the
+    tokens of an image attend to each other in both directions."""
 
-    num_kv_heads: int
-    head_dim: int
-    theta: float
     num_positions: int
     most_tokens: int
-    clipped: bool
-    standardized: bool
     bidirectional: bool
     begin: int
     end: int
@@ -58,6 +51,19 @@ class Gemma4VisionConfig(VisionConfig):
     def longest_span(self) -> int:
         return self.most_tokens if self.bidirectional else 0
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gemma4VisionConfig(ScaledVisionConfig):
+    """Heads of `head_dim` are rotated by row and column with the base `theta`. With `clipped` the inputs and outputs of
+    linear layers are held within bounds of the file. With `standardized` the averages of patches have a mean and a
+    scale of it."""
+
+    num_kv_heads: int
+    head_dim: int
+    theta: float
+    clipped: bool
+    standardized: bool
+
     @property
     def heads_width(self) -> int:
         return self.num_heads * self.head_dim
@@ -77,14 +83,9 @@ def gemma4(fields: Fields, processor: Fields, vocab_size: int) -> Vision:
     """Read the encoder of a Gemma 4. Defaults are those of transformers' classes."""
     own = Fields.of_file(fields.get("vision_config"), f"{fields.where}: vision_config")
     own.only("hidden_activation", "gelu_pytorch_tanh")
-    text = fields.within("text_config")
     rescale, mean, std = _pixel_numbers(processor)
     config = Gemma4VisionConfig(
-        kind=str(fields.get("model_type")),
-        placeholder=_token(fields, "image_token_id", 258_880, vocab_size),
-        begin=_token(fields, "boi_token_id", 255_999, vocab_size),
-        end=_token(fields, "eoi_token_id", 258_882, vocab_size),
-        padding=_token(text, "pad_token_id", 0, vocab_size),
+        **image_fields(fields, processor, vocab_size, attention=None),
         patch_size=own.size("patch_size", default=16, most=MAX_TILE),
         merge=own.size("pooling_kernel_size", default=3, most=MAX_TILE),
         hidden_size=own.size("hidden_size", default=768),
@@ -96,16 +97,30 @@ def gemma4(fields: Fields, processor: Fields, vocab_size: int) -> Vision:
         norm_eps=own.number("rms_norm_eps", default=1e-6),
         theta=_theta(own),
         num_positions=own.size("position_embedding_size", default=10_240),
-        most_tokens=processor.size("max_soft_tokens", default=_DEFAULT_TOKENS, most=MOST_TOKENS),
         clipped=own.flag("use_clipped_linears", default=False),
         standardized=own.flag("standardize", default=False),
-        bidirectional=text.get("use_bidirectional_attention") is not None,
         rescale=rescale,
         mean=mean,
         std=std,
     )
     _check(config, own, processor)
     return config, tuple(f"vision_config.{name}" for name in unknown_options(own, _HARMLESS))
+
+
+def image_fields(fields: Fields, processor: Fields, vocab_size: int, *, attention: str | None) -> dict[str, Any]:
+    """Read the fields of a `ScaledVisionConfig` about images. `attention` is the language model's
+    `use_bidirectional_attention` if the file has none."""
+    text = fields.within("text_config")
+    given = text.get("use_bidirectional_attention") if text.has("use_bidirectional_attention") else attention
+    return {
+        "kind": str(fields.get("model_type")),
+        "placeholder": _token(fields, "image_token_id", 258_880, vocab_size),
+        "begin": _token(fields, "boi_token_id", 255_999, vocab_size),
+        "end": _token(fields, "eoi_token_id", 258_882, vocab_size),
+        "padding": _token(text, "pad_token_id", 0, vocab_size),
+        "most_tokens": processor.size("max_soft_tokens", default=_DEFAULT_TOKENS, most=MOST_TOKENS),
+        "bidirectional": given is not None,
+    }
 
 
 def _pixel_numbers(processor: Fields) -> tuple[float, Channels, Channels]:
@@ -137,16 +152,21 @@ def _check(config: Gemma4VisionConfig, own: Fields, processor: Fields) -> None:
         raise ModelError(
             f"{own.where}: {config.num_heads} heads do not divide among {config.num_kv_heads} of keys and values"
         )
-    if len({config.placeholder, config.begin, config.end}) < 3:
-        raise ModelError(f"{own.where}: image_token_id, boi_token_id and eoi_token_id must be three different ids")
-    edge = config.token_edge
-    if edge > MAX_TILE or config.most_tokens * edge**2 * CHANNELS > MAX_TILE_BYTES:
-        raise ModelError(
-            f"{own.where}: images of {config.most_tokens} tokens of {edge} x {edge} pixels are too large: at most "
-            f"{MAX_TILE_BYTES} bytes of an image are encoded, and {MAX_TILE} pixels to an edge of a token"
-        )
+    check_image_size(config, own.where)
     if config.num_positions < config.merge:
         raise own.wrong("position_embedding_size", f"at least {config.merge}, the patches on an edge of a token")
     for name, ours in (("patch_size", config.patch_size), ("pooling_kernel_size", config.merge)):
         if processor.get(name, ours) != ours:
             raise processor.wrong(name, f"{ours}, as the encoder has it")
+
+
+def check_image_size(config: ScaledVisionConfig, where: str) -> None:
+    """Raise ModelError for images that are too large, and for tokens around them that are not different."""
+    if len({config.placeholder, config.begin, config.end}) < 3:
+        raise ModelError(f"{where}: image_token_id, boi_token_id and eoi_token_id must be three different ids")
+    edge = config.token_edge
+    if edge > MAX_TILE or config.most_tokens * edge**2 * CHANNELS > MAX_TILE_BYTES:
+        raise ModelError(
+            f"{where}: images of {config.most_tokens} tokens of {edge} x {edge} pixels are too large: at most "
+            f"{MAX_TILE_BYTES} bytes of an image are encoded, and {MAX_TILE} pixels to an edge of a token"
+        )

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from forebay.families.model_config import ProcessorFiles
 from forebay.families.vision.siglip import SiglipConfig
 from forebay.server.images.tilings.idefics import squares
 
@@ -51,7 +52,7 @@ VISION = SiglipConfig(
     num_heads=2,
     norm_eps=1e-6,
 )
-TILING = squares(Path("/nowhere"), VISION)
+TILING = squares(ProcessorFiles({}, {}, "/nowhere"), VISION)
 PER_TILE = TILING.num_tokens((TILE, TILE))
 
 

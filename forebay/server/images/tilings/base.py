@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from forebay.base.errors import ModelError, brief
 from forebay.base.pixels import Size, num_tokens
-from forebay.formats.files import is_there, read_json
+from forebay.families.model_config import ProcessorFiles
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -56,14 +55,9 @@ class Cutting(msgspec.Struct, frozen=True, kw_only=True):
         return num_tokens(size, self.token_edge)
 
 
-def read_if_there(path: Path) -> dict[str, Any]:
-    """Return the fields of a file, none if it is not there. Raises ModelError."""
-    return read_json(path) if is_there(path) else {}
-
-
-def resample_of(own: Mapping[str, Any], default: int, where: Path) -> int:
+def resample_of(own: Mapping[str, Any], default: int, files: ProcessorFiles) -> int:
     """Return Pillow's number of the filter. Raises ModelError."""
     resample = own.get("resample", default)
     if type(resample) is not int or not 0 <= resample < MOST_FILTERS:
-        raise ModelError(f"{where}: resample is {brief(resample)}, not one of Pillow's filters, 0 to 5")
+        raise ModelError(f"{files.where}: resample is {brief(resample)}, not one of Pillow's filters, 0 to 5")
     return resample

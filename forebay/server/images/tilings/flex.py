@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.base.errors import ModelError, brief
 from forebay.base.pixels import Size
-from forebay.families.model_config import image_processor
+from forebay.families.model_config import ProcessorFiles
 from forebay.families.vision.siglip2 import DEFAULT_MAX_TOKENS, DEFAULT_TILE_SIZE, Siglip2Config
 from forebay.server.images.sources import Unreadable
-from forebay.server.images.tilings.base import ONE_TILE, Cutting, Tiles, read_if_there, resample_of
+from forebay.server.images.tilings.base import ONE_TILE, Cutting, Tiles, resample_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -128,45 +127,47 @@ class FlexTiles(Cutting, frozen=True, kw_only=True, tag=True):
         yield WHOLE
 
 
-def flex(folder: Path, vision: Siglip2Config) -> FlexTiles:
+def flex(files: ProcessorFiles, vision: Siglip2Config) -> FlexTiles:
     """Read the parameters. Raises ModelError for wrong ones, and for those that the encoder does not fit."""
-    own, processor = image_processor(folder), read_if_there(folder / "processor_config.json")
-    tile_size = _number(own, "tile_size", DEFAULT_TILE_SIZE, folder)
+    own, processor = files.own, files.around
+    tile_size = _number(own, "tile_size", DEFAULT_TILE_SIZE, files)
     if tile_size % vision.token_edge:
         raise ModelError(
-            f"{folder}: tiles have {tile_size} pixels, which are no multiple of the {vision.token_edge} of a token"
+            f"{files.where}: tiles have {tile_size} pixels, which are no multiple of the {vision.token_edge} of a token"
         )
     for name, ours in (("encoder_patch_size", vision.patch_size), ("downsample_factor", vision.merge)):
         if (given := own.get(name, ours)) != ours:
-            raise ModelError(f"{folder}: {name} is {brief(given)}; the encoder has {ours}")
+            raise ModelError(f"{files.where}: {name} is {brief(given)}; the encoder has {ours}")
     min_tiles, max_tiles = (
-        _number(own, name, default, folder, MOST_TILES)
+        _number(own, name, default, files, MOST_TILES)
         for name, default in zip(("min_tiles", "max_tiles"), DEFAULT_TILES, strict=True)
     )
     if min_tiles > max_tiles:
-        raise ModelError(f"{folder}: min_tiles is {min_tiles}, more than the {max_tiles} of max_tiles")
+        raise ModelError(f"{files.where}: min_tiles is {min_tiles}, more than the {max_tiles} of max_tiles")
     tolerance = own.get("max_pixels_tolerance", DEFAULT_TOLERANCE)
     if type(tolerance) not in (int, float) or not 0 < tolerance < math.inf:
-        raise ModelError(f"{folder}: max_pixels_tolerance is {brief(tolerance)}, not a number above 0")
+        raise ModelError(f"{files.where}: max_pixels_tolerance is {brief(tolerance)}, not a number above 0")
     return FlexTiles(
         placeholder=vision.placeholder,
         token_edge=vision.token_edge,
         patch_size=vision.patch_size,
         tile_size=tile_size,
-        min_tokens=_number(own, "min_image_tokens", DEFAULT_MIN_TOKENS, folder),
-        max_tokens=_number(own, "max_image_tokens", DEFAULT_MAX_TOKENS, folder),
+        min_tokens=_number(own, "min_image_tokens", DEFAULT_MIN_TOKENS, files),
+        max_tokens=_number(own, "max_image_tokens", DEFAULT_MAX_TOKENS, files),
         min_tiles=min_tiles,
         max_tiles=max_tiles,
         tolerance=tolerance,
-        resample=resample_of(own, BILINEAR, folder),
+        resample=resample_of(own, BILINEAR, files),
         splits=own.get("do_image_splitting", True) is True and (min_tiles, max_tiles) != (1, 1),
         thumbnail=own.get("use_thumbnail", True) is True,
         marks=processor.get("use_image_special_tokens", True) is True,
     )
 
 
-def _number(own: Mapping[str, Any], name: str, default: int, folder: Path, most: int = 1 << 16) -> int:
+def _number(own: Mapping[str, Any], name: str, default: int, files: ProcessorFiles, most: int = 1 << 16) -> int:
     value = own.get(name, default)
     if type(value) is not int or not 1 <= value <= most:
-        raise ModelError(f"{folder}: {name} of the image processor is {brief(value)}, not a whole number to {most}")
+        raise ModelError(
+            f"{files.where}: {name} of the image processor is {brief(value)}, not a whole number to {most}"
+        )
     return value

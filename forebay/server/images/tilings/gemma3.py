@@ -6,14 +6,13 @@ The filter and the rounding are those of transformers' image processor with Pill
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from forebay.base.errors import ModelError, brief
 from forebay.base.pixels import Size
-from forebay.families.model_config import image_processor
+from forebay.families.model_config import ProcessorFiles
 from forebay.families.vision.gemma3 import PooledSiglipConfig
-from forebay.server.images.tilings.base import ONE_TILE, Cutting, Tiles, read_if_there, resample_of
+from forebay.server.images.tilings.base import ONE_TILE, Cutting, Tiles, resample_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -45,24 +44,28 @@ class WholeSquare(Cutting, frozen=True, kw_only=True, tag=True):
         return begin, f"\n\n{begin}{spell(self.placeholder)}{spell(self.end)}\n\n"
 
 
-def whole_square(folder: Path, vision: PooledSiglipConfig) -> WholeSquare:
+def whole_square(files: ProcessorFiles, vision: PooledSiglipConfig) -> WholeSquare:
     """Read the parameters; where the files say nothing they follow from the encoder. Raises ModelError for parameters
     that the encoder does not fit, and for images that are cut into crops."""
-    processor, own = read_if_there(folder / "processor_config.json"), image_processor(folder)
+    processor, own = files.around, files.own
     edge, tokens = vision.image_size, vision.longest_span
     if own.get("do_pan_and_scan"):
-        raise ModelError(f"{folder}: do_pan_and_scan is true, and images in several crops are not served: set it false")
+        raise ModelError(
+            f"{files.where}: do_pan_and_scan is true, and images in several crops are not served: set it false"
+        )
     if not own.get("do_resize", True):
-        raise ModelError(f"{folder}: do_resize is false, and the encoder takes tiles of {edge} pixels alone")
+        raise ModelError(f"{files.where}: do_resize is false, and the encoder takes tiles of {edge} pixels alone")
     if (size := own.get("size", {"height": edge, "width": edge})) != {"height": edge, "width": edge}:
-        raise ModelError(f"{folder}: size is {brief(size)}; the encoder takes a height and a width of {edge} pixels")
+        raise ModelError(
+            f"{files.where}: size is {brief(size)}; the encoder takes a height and a width of {edge} pixels"
+        )
     if (found := processor.get("image_seq_length", tokens)) != tokens:
-        raise ModelError(f"{folder}: image_seq_length is {brief(found)}; the encoder makes {tokens} of an image")
+        raise ModelError(f"{files.where}: image_seq_length is {brief(found)}; the encoder makes {tokens} of an image")
     return WholeSquare(
         placeholder=vision.placeholder,
         token_edge=vision.token_edge,
         edge=edge,
         begin=vision.begin,
         end=vision.end,
-        resample=resample_of(own, BILINEAR, folder),
+        resample=resample_of(own, BILINEAR, files),
     )

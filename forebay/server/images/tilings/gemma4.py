@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from forebay.base.errors import ModelError
 from forebay.base.pixels import Size
-from forebay.families.model_config import image_processor
-from forebay.families.vision.gemma4 import Gemma4VisionConfig
+from forebay.families.model_config import ProcessorFiles
+from forebay.families.vision.gemma4 import ScaledVisionConfig
 from forebay.server.images.tilings.base import ONE_TILE, Cutting, Tiles, resample_of
 
 if TYPE_CHECKING:
@@ -62,14 +61,14 @@ def scaled(size: Size, edge: int, most: int) -> Size:
     return rows * edge, columns * edge
 
 
-def scaled_image(folder: Path, vision: Gemma4VisionConfig) -> ScaledImage:
+def scaled_image(files: ProcessorFiles, vision: ScaledVisionConfig) -> ScaledImage:
     """Read the parameters. Raises ModelError for wrong ones, and for those that the encoder does not fit."""
-    own = image_processor(folder)
+    own = files.own
     if not own.get("do_resize", True):
-        raise ModelError(f"{folder}: do_resize is false, and images must be resized to whole tokens: set it true")
+        raise ModelError(f"{files.where}: do_resize is false, and images must be resized to whole tokens: set it true")
     if vision.max_edge < vision.max_tokens * vision.token_edge:
         raise ModelError(
-            f"{folder}: a narrow image of {vision.max_tokens} tokens (max_soft_tokens) has "
+            f"{files.where}: a narrow image of {vision.max_tokens} tokens (max_soft_tokens) has "
             f"{vision.max_tokens * vision.merge} patches on an edge, and there are {vision.num_positions} positions "
             "(position_embedding_size)"
         )
@@ -79,5 +78,5 @@ def scaled_image(folder: Path, vision: Gemma4VisionConfig) -> ScaledImage:
         max_tokens=vision.max_tokens,
         begin=vision.begin,
         end=vision.end,
-        resample=resample_of(own, BICUBIC, folder),
+        resample=resample_of(own, BICUBIC, files),
     )

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.base.errors import ModelError, brief
 from forebay.base.pixels import Size
-from forebay.families.model_config import image_processor
+from forebay.families.model_config import ProcessorFiles
 from forebay.families.vision.siglip import SiglipConfig
-from forebay.server.images.tilings.base import ONE_TILE, Cutting, Tiles, read_if_there, resample_of
+from forebay.server.images.tilings.base import ONE_TILE, Cutting, Tiles, resample_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -95,26 +94,25 @@ def in_tiles(size: tuple[int, int], edge: int) -> tuple[int, int]:
     return math.ceil(int(height * ratio) / edge) * edge, height
 
 
-def squares(folder: Path, vision: SiglipConfig) -> SquareTiles:
+def squares(files: ProcessorFiles, vision: SiglipConfig) -> SquareTiles:
     """Read the parameters; where the files say nothing they follow from the encoder. Raises ModelError for parameters
     that the encoder does not fit."""
-    processor = read_if_there(folder / "processor_config.json")
-    own = image_processor(folder)
+    processor, own = files.around, files.own
     tile_size = _edge(own, "max_image_size", vision.image_size)
     if tile_size != vision.image_size:
-        raise ModelError(f"{folder}: tiles have {tile_size} pixels, and the encoder takes {vision.image_size}")
+        raise ModelError(f"{files.where}: tiles have {tile_size} pixels, and the encoder takes {vision.image_size}")
     per_tile = vision.num_tokens(vision.tile_size)
     if (tokens := processor.get("image_seq_len", per_tile)) != per_tile:
-        raise ModelError(f"{folder}: image_seq_len is {tokens}; the encoder makes {per_tile} of a tile")
+        raise ModelError(f"{files.where}: image_seq_len is {tokens}; the encoder makes {per_tile} of a tile")
     if not own.get("do_resize", True):
-        raise ModelError(f"{folder}: do_resize is false, and images of any size are no prompt: give a size")
+        raise ModelError(f"{files.where}: do_resize is false, and images of any size are no prompt: give a size")
     return SquareTiles(
         placeholder=vision.placeholder,
         token_edge=vision.token_edge,
         tile_size=tile_size,
         longest_edge=_edge(own, "size", TILES_BY_DEFAULT * tile_size),
-        size=_size(own, folder),
-        resample=resample_of(own, LANCZOS, folder),
+        size=_size(own, files),
+        resample=resample_of(own, LANCZOS, files),
         splits=own.get("do_image_splitting", True) is True,
     )
 
@@ -127,12 +125,12 @@ def _edge(own: Mapping[str, Any], name: str, default: int) -> int:
     return edge
 
 
-def _size(own: Mapping[str, Any], folder: Path) -> tuple[int, int] | None:
+def _size(own: Mapping[str, Any], files: ProcessorFiles) -> tuple[int, int] | None:
     """Return the exact size, None if the file has none or has a longest edge."""
     size = own.get("size") or {}
     if "longest_edge" in size or not {"width", "height"} <= size.keys():
         return None
     width, height = size["width"], size["height"]
     if not all(type(edge) is int and 0 < edge <= MAX_EDGE for edge in (width, height)):
-        raise ModelError(f"{folder}: size is {brief(size)}; its edges must have 1 to {MAX_EDGE} pixels")
+        raise ModelError(f"{files.where}: size is {brief(size)}; its edges must have 1 to {MAX_EDGE} pixels")
     return width, height

@@ -6,11 +6,10 @@ The steps, filters and roundings are those of transformers' Qwen2VLImageProcesso
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from forebay.base.pixels import Size
-from forebay.families.model_config import image_processor
+from forebay.families.model_config import ProcessorFiles
 from forebay.families.vision.qwen import MAX_RATIO, QwenConfig
 from forebay.server.images.sources import Unreadable
 from forebay.server.images.tilings.base import Cutting, Tiles, resample_of
@@ -65,12 +64,12 @@ def fitted(size: Size, edge: int, least: int, most: int) -> Size:
     return height, width
 
 
-def fitted_image(folder: Path, vision: QwenConfig) -> FittedImage:
+def fitted_image(files: ProcessorFiles, vision: QwenConfig) -> FittedImage:
     """Read the parameters; where the files say nothing they are those of transformers' class. Raises ModelError."""
     return FittedImage(
         placeholder=vision.placeholder,
         token_edge=vision.token_edge,
         min_pixels=vision.min_pixels,
         max_pixels=vision.max_pixels,
-        resample=resample_of(image_processor(folder), BICUBIC, folder),
+        resample=resample_of(files.own, BICUBIC, files),
     )

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.base.errors import ModelError, brief
 from forebay.base.pixels import Size
-from forebay.families.model_config import image_processor
+from forebay.families.model_config import ProcessorFiles
 from forebay.families.vision.pixtral import PixtralConfig
-from forebay.server.images.tilings.base import ONE_TILE, Cutting, Tiles, read_if_there, resample_of
+from forebay.server.images.tilings.base import ONE_TILE, Cutting, Tiles, resample_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -58,33 +57,37 @@ class WholeImage(Cutting, frozen=True, kw_only=True, tag=True):
         return (line + self.line_end) * (height // self.token_edge - 1) + line + self.end
 
 
-def whole_image(folder: Path, vision: PixtralConfig) -> WholeImage:
+def whole_image(files: ProcessorFiles, vision: PixtralConfig) -> WholeImage:
     """Read the parameters. Raises ModelError for wrong ones, and for those that the encoder does not fit."""
-    own, processor = image_processor(folder), read_if_there(folder / "processor_config.json")
-    max_size = _max_size(own, vision.image_size, folder)
+    own, processor = files.own, files.around
+    max_size = _max_size(own, vision.image_size, files)
     if max(max_size) > vision.max_edge:
-        raise ModelError(f"{folder}: images have up to {max(max_size)} pixels, and the encoder takes {vision.max_edge}")
+        raise ModelError(
+            f"{files.where}: images have up to {max(max_size)} pixels, and the encoder takes {vision.max_edge}"
+        )
     for name, ours in (("patch_size", vision.patch_size), ("spatial_merge_size", vision.merge)):
         if (given := processor.get(name, ours)) != ours:
-            raise ModelError(f"{folder}: {name} of the processor is {brief(given)}; the encoder has {ours}")
+            raise ModelError(f"{files.where}: {name} of the processor is {brief(given)}; the encoder has {ours}")
     marks = {name: processor.get(name, mark) for name, mark in (("image_break_token", BREAK), ("image_end_token", END))}
     for name, mark in marks.items():
         if not isinstance(mark, str):
-            raise ModelError(f"{folder}: {name} is {brief(mark)}, not a token")
+            raise ModelError(f"{files.where}: {name} is {brief(mark)}, not a token")
     return WholeImage(
         placeholder=vision.placeholder,
         token_edge=vision.token_edge,
         max_size=max_size,
-        resample=resample_of(own, BICUBIC, folder),
+        resample=resample_of(own, BICUBIC, files),
         line_end=marks["image_break_token"],
         end=marks["image_end_token"],
     )
 
 
-def _max_size(own: Mapping[str, Any], default: int, folder: Path) -> Size:
+def _max_size(own: Mapping[str, Any], default: int, files: ProcessorFiles) -> Size:
     size = own.get("size") or {"longest_edge": default}
     edges = size if isinstance(size, dict) else {}
     height, width = (edges.get("longest_edge") or edges.get(name) for name in ("height", "width"))
     if type(height) is not int or type(width) is not int or min(height, width) < 1:
-        raise ModelError(f"{folder}: size is {brief(size)}, without a longest_edge or a height and a width in pixels")
+        raise ModelError(
+            f"{files.where}: size is {brief(size)}, without a longest_edge or a height and a width in pixels"
+        )
     return height, width

@@ -1,0 +1,1 @@
+"""Vision encoders in GGUF files beside a language model, as llama.cpp writes them (`mmproj-*.gguf`)."""

@@ -1,0 +1,84 @@
+"""Rules of vision encoders in GGUF files; see `tests.mutants`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant
+
+_TESTS: Final = "models/test_mmproj.py"
+_SAME: Final = f"{_TESTS}::test_encoder_of_a_gguf_file_equals_that_of_safetensors"
+_FILES: Final = "formats/test_mmproj_files.py::test_encoder_is_chosen_by_model_and_then_by_type"
+
+MMPROJ: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "C31 queries and keys of Pixtral are stored with rotary pairs as neighbours",
+        "families/parts/mmproj/others.py",
+        "        rotated=True,\n",
+        "",
+        f"{_SAME}[mistral3]",
+    ),
+    Mutant(
+        "C31 patches are stored with channels before rows and columns",
+        "families/parts/mmproj/arrange.py",
+        "read_tensor(stored).transpose(0, 2, 3, 1)",
+        "read_tensor(stored)",
+        f"{_SAME}[lfm2_vl]",
+    ),
+    Mutant(
+        "C31 weights of two images in time are stacked behind the channels",
+        "families/parts/mmproj/arrange.py",
+        "for source in sources], axis=2))",
+        "for source in sources], axis=1))",
+        f"{_SAME}[qwen2_vl]",
+    ),
+    Mutant(
+        "C31 of q, k and v in one matrix the values come last",
+        "families/parts/mmproj/qwen.py",
+        '_FUSED: Final = ("q", "k", "v")',
+        '_FUSED: Final = ("q", "v", "k")',
+        f"{_SAME}[qwen2_vl]",
+    ),
+    Mutant(
+        "C31 a feature's merger is stored under the number of its layer",
+        "families/parts/mmproj/qwen.py",
+        'f"{begin}{layer}.": f"{begin}{number}."',
+        'f"{begin}{layer}.": f"{begin}{layer + 1}."',
+        f"{_SAME}[qwen3_vl]",
+    ),
+    Mutant(
+        "C31 a period of n layers ends with the one that sees the whole image",
+        "families/parts/mmproj/qwen.py",
+        "if (layer + 1) % period == 0]",
+        "if layer % period == 0]",
+        f"{_SAME}[qwen2_5_vl]",
+    ),
+    Mutant(
+        "C31 the norm of Gemma 3's projector is stored with 1 added",
+        "families/parts/mmproj/siglip.py",
+        "less_one(tensor) if name == _NORM else tensor",
+        "tensor",
+        f"{_SAME}[gemma3]",
+    ),
+    Mutant(
+        "C31 old files have each other's names for the matrices of an MLP",
+        "families/parts/mmproj/projector.py",
+        "down.shape[1] == width != down.shape[0]",
+        "down.shape[0] == down.shape[1]",
+        f"{_TESTS}::test_encoder_with_the_names_of_old_files_equals_that_of_new_ones",
+    ),
+    Mutant(
+        "C31 an encoder whose tokens have another width is another model's",
+        "families/parts/mmproj/reader.py",
+        "    if found != wanted:\n",
+        "    if found > wanted:\n",
+        f"{_TESTS}::test_encoder_of_another_model_is_refused_with_both_widths",
+    ),
+    Mutant(
+        "C31 an encoder's file that names another model is not taken",
+        "formats/mmproj_files.py",
+        "    if named not in _ANY_MODEL and not model.startswith(named):\n        return None\n",
+        "",
+        _FILES,
+    ),
+)
