@@ -39,7 +39,7 @@ def _make(options: OpsOptions) -> Ops:
         ) from None
     machine = _machine()
     try_compiler(machine)
-    fp8_inputs = options.fp8_inputs
+    fp8_inputs, memory = options.fp8_inputs, options.memory
     if fp8_inputs and (capability := torch.cuda.get_device_capability()) < _FP8_CAPABILITY:
         raise ConfigError(
             f"--activation-dtype fp8: {torch.cuda.get_device_name()} has compute capability {capability[0]}."
@@ -48,11 +48,11 @@ def _make(options: OpsOptions) -> Ops:
     file = cache_folder("products") / "choices.json"
     if not options.exact:
         choices = Choices(probe_times, file, f"{machine}, any bits")
-        return TritonOps("cuda", options.num_threads, choices, fp8_inputs=fp8_inputs)
+        return TritonOps("cuda", options.num_threads, choices, memory, fp8_inputs=fp8_inputs)
     for name, value in _NO_WORKSPACE.items():
         os.environ.setdefault(name, value)
     torch.backends.cuda.preferred_blas_library("cublaslt")
-    return TritonOps("cuda", options.num_threads, Choices(probe, file, machine), fp8_inputs=fp8_inputs)
+    return TritonOps("cuda", options.num_threads, Choices(probe, file, machine), memory, fp8_inputs=fp8_inputs)
 
 
 def try_compiler(machine: str, device: str = "cuda") -> None:

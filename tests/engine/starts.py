@@ -16,11 +16,15 @@ PROMPTS = [[5, 9, 13, 17, 21, 25, 29], [3, 4], [90, 80, 70, 60, 50, 40, 30, 20, 
 NEW_TOKENS = 12
 
 
-def tokens_of(core: EngineCore, prompts: list[list[int]]) -> list[list[int]]:
+def wanted(request_id: int, prompt: list[int]) -> AddRequest:
     params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    return AddRequest(request_id=request_id, prompt_token_ids=prompt, params=params)
+
+
+def tokens_of(core: EngineCore, prompts: list[list[int]]) -> list[list[int]]:
     tokens: dict[int, list[int]] = {}
     for request_id, prompt in enumerate(prompts, start=1):
-        assert core.add(AddRequest(request_id=request_id, prompt_token_ids=prompt, params=params)) == []
+        assert core.add(wanted(request_id, prompt)) == []
         tokens[request_id] = []
     while not core.idle:
         for update in core.step():

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from forebay.base.errors import ConfigError, Conflict, InvalidRequest, ModelError
 from forebay.config.resolve import resolve
-from forebay.engine.frames import TAGS, AddRequest, Release, Resume, UpdateWeights
+from forebay.engine.frames import TAGS, Release, Resume, UpdateWeights
 from forebay.engine.lifecycle.occupation import Occupation
 from forebay.engine.lifecycle.weights import EngineWeights, GivenTensor
 from forebay.engine.loop.build import _regions, build_engine
@@ -27,9 +27,8 @@ from forebay.engine.stream import merge
 from forebay.families import TYPES
 from forebay.families.model_config import config_from_folder
 from forebay.pools.regions import Tag
-from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import MissReason, Update
-from tests.engine.starts import NEW_TOKENS, PROMPTS, tokens_of
+from tests.engine.starts import PROMPTS, tokens_of, wanted
 from tests.kernels import NATIVE
 from tests.models.assistants import make_assistant
 from tests.models.eagles import make_head, make_target
@@ -77,11 +76,6 @@ def poison(core: EngineCore) -> None:
         for region in memory._regions._mapped[tag]:
             size = min(region.num_bytes, 1 << 20)
             region.memory[:size] = b"\xa7" * size
-
-
-def wanted(request_id: int, prompt: list[int]) -> AddRequest:
-    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
-    return AddRequest(request_id=request_id, prompt_token_ids=prompt, params=params)
 
 
 @pytest.mark.quick(5)

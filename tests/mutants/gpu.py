@@ -299,6 +299,13 @@ GPU: Final[tuple[Mutant, ...]] = (
         f"{_COPIES}::test_c26_a_copy_of_a_retracted_request_has_what_steps_wrote_before_it_and_later_steps_read_it",
     ),
     Mutant(
+        "C25 packed weights of a GPU lie where new ones are written",
+        "ops/triton/linear.py",
+        "None if part is None else memory.placed(part)",
+        "None if part is None else part",
+        "models/test_triton_reload.py::test_c25_weights_loaded_again_are_those_that_kernels_of_a_gpu_read",
+    ),
+    Mutant(
         "C31 a pinned buffer is filled again once a GPU has what was in it",
         "ops/uploads.py",
         "                sent.synchronize()\n",
@@ -334,7 +341,7 @@ GPU: Final[tuple[Mutant, ...]] = (
         f"{_COMPRESSED}::test_attention_over_a_window_and_entries_equals_the_reference",
     ),
     Mutant(
-        "C31 places without a token are no part of a block's entry",
+        "C31 padding rows, places without a token, are no part of the sums of a block's entry",
         "ops/triton/compression.py",
         'gates = tl.where(live, gates, float("-inf"))',
         'gates = tl.where((d < D)[None, :], gates, float("-inf"))',

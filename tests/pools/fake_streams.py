@@ -176,4 +176,3 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setattr(torch, "from_numpy", lambda array: gpu.on_host(from_numpy(array)))
     with gpu:
         yield gpu
-    gpu.check_lifetimes()

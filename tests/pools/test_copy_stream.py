@@ -51,7 +51,7 @@ def values(cache: CachePool, page: int) -> float:
 
 
 def test_c26_a_copy_of_a_retracted_request_has_what_steps_wrote_before_it_and_later_steps_read_it(
-    cache: CachePool,
+    cache: CachePool, gpu: FakeGpu
 ) -> None:
     copies = HostCopies(Mover(cache, CopyStream(DEVICE)))
     step(cache, 1.0)
@@ -59,6 +59,7 @@ def test_c26_a_copy_of_a_retracted_request_has_what_steps_wrote_before_it_and_la
     step(cache, 2.0)
     copies.load(1, pages(3, 4))
     assert [values(cache, page) for page in (2, 3, 4)] == [2.0, 1.0, 1.0]
+    gpu.check_lifetimes()
 
 
 def test_c26_rows_of_a_sleeping_engine_are_read_by_the_host_once_they_are_there(cache: CachePool) -> None:

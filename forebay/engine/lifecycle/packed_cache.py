@@ -59,7 +59,7 @@ def why_not_cached(config: EngineConfig, ops: Ops, checkpoint_bytes: int) -> str
     """Return why a start neither reads nor writes the weights cache; "" if it does."""
     if not config.weights_cache_bytes:
         return "--weights-cache-bytes 0"
-    if ops.memory is None:
+    if ops.memory is None or config.device != "cpu":
         return f"the {ops.name} kernels pack weights in memory of their own"
     if config.quantization is Quantization.NONE:
         return f"weights in {config.types.dtype} are used as the checkpoint has them"

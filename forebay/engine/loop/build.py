@@ -115,12 +115,11 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         check_fp8(config.quantization, checkpoint.weight_shapes())
     asked, (config, budget) = config, _divided(config, checkpoint.config, draft_head)
     regions = _regions(config)
-    memory = WeightMemory(partial(regions.take, Tag.WEIGHTS, large_pages=True))
     ops = make_ops(
         config.kernels,
         config.num_threads,
         config.activation_bits,
-        memory,
+        _weight_memory(regions),
         exact=config.exact is Exact.ON,
         fp8_inputs=config.activation_dtype is ActivationDtype.FP8,
     )
@@ -186,6 +185,13 @@ def _divided(config: EngineConfig, model: ModelConfig, draft_head: bool) -> tupl
     sizes = cache_sizes((*needs.cache_specs, *draft_cache_specs(config, model)), config.types)
     budget = divide_memory(memory_demand(config, sizes, model))
     return replace(config, speculation=within_memory(config.speculation, budget)), budget
+
+
+def _weight_memory(regions: Regions) -> WeightMemory:
+    """Return the memory for weights. Those of a GPU are loaded inside its region, so that torch's memory is of it."""
+    if regions.device.type == "cpu":
+        return WeightMemory(partial(regions.take, Tag.WEIGHTS, large_pages=True))
+    return WeightMemory(partial(torch.empty, dtype=torch.uint8, device=regions.device))
 
 
 def _regions(config: EngineConfig) -> Regions:

@@ -25,6 +25,7 @@ from forebay.ops.reference.linear import TorchLinear
 from forebay.ops.triton.choices import FEW_ROWS, PROBED_ROWS, Choice, Choices, Product, choose, fastest
 from forebay.ops.triton.products import LOW_BITS, in_fp8, product
 from forebay.ops.uploads import Uploads
+from forebay.ops.weight_memory import WeightMemory
 
 _PROBE_BYTES: Final = 256 << 20  # that a product of so many rows may take
 _TIMED_CALLS: Final = 9
@@ -79,16 +80,24 @@ _PARTS: Final = ("values", "scales", "minimums", "bias", "high", "factors", "min
 
 
 class TritonLinear(TorchLinear):
-    """See `LinearOps`. A dense tensor is kept as it is, not copied: on a GPU no other order is read faster, and there
-    may be no room for it twice. So the caller must not change a tensor after packing it.
+    """See `LinearOps`. A dense tensor keeps its order: on a GPU no other is read faster. Without a `memory` it is not
+    copied, so the caller must not change it after packing it.
 
     Weights in codes are multiplied by x as it is, not by x in codes as on a CPU: a GPU waits for the weights.
     """
 
-    def __init__(self, device: torch.device, choices: Choices | None = None, *, fp8_inputs: bool = False) -> None:
-        """Without `choices` torch computes dense products, whatever their bits. `fp8_inputs`: inputs of weights in FP8
-        are rounded to FP8."""
+    def __init__(
+        self,
+        device: torch.device,
+        choices: Choices | None = None,
+        memory: WeightMemory | None = None,
+        *,
+        fp8_inputs: bool = False,
+    ) -> None:
+        """Without `choices` torch computes dense products, whatever their bits. `memory`: where packed weights lie.
+        `fp8_inputs`: inputs of weights in FP8 are rounded to FP8."""
         super().__init__()
+        self._memory = memory
         self._device, self._choices, self._fp8_inputs = device, choices, fp8_inputs
         self._uploads = Uploads.to(device)
 
@@ -96,7 +105,7 @@ class TritonLinear(TorchLinear):
         self, weight: Tensor, bias: Tensor | None = None, *, inputs: torch.dtype | None = None
     ) -> TritonLinearWeight:
         weight = weight.to(inputs or weight.dtype).contiguous()
-        packed = _packed(None, weight.shape[1], values=weight, bias=bias)
+        packed = self._placed(None, weight.shape[1], values=weight, bias=bias)
         if self._choices is None:
             return packed
         own_rows = self._choices.of(weight).own_rows
@@ -124,9 +133,16 @@ class TritonLinear(TorchLinear):
             name: None if array is None else self._on_device(array) for name, array in arrays.items()
         }
         high = _plane(codes >> low, form.bits - low) if form.bits > low else None
-        return _packed(
+        return self._placed(
             form, weight.shape[1], values=_plane(codes & (1 << low) - 1, low), high=high, bias=bias, **tensors
         )
+
+    def _placed(self, form: CodeFormat | None, in_features: int, **parts: Tensor | None) -> TritonLinearWeight:
+        """Pack tensors, in the memory of the weights if there is one."""
+        memory = self._memory
+        if memory is not None:
+            parts = {name: None if part is None else memory.placed(part) for name, part in parts.items()}
+        return _packed(form, in_features, **parts)
 
     def _on_device(self, array: npt.NDArray[Any]) -> Tensor:
         return torch.tensor(array) if self._uploads is None else self._uploads.array(array)
@@ -226,10 +242,10 @@ def _levels(levels: Levels, device: torch.device) -> Tensor:
     return torch.tensor(table, device=device)
 
 
-def _packed(form: CodeFormat | None, in_features: int, *, values: Tensor, **parts: Tensor | None) -> TritonLinearWeight:
-    everything: dict[str, Any] = {"values": values, **{name: parts.get(name) for name in _PARTS[1:]}}
+def _packed(form: CodeFormat | None, in_features: int, **parts: Tensor | None) -> TritonLinearWeight:
+    everything: dict[str, Any] = {name: parts.get(name) for name in _PARTS}
     addresses = [0 if part is None else part.data_ptr() for part in everything.values()]
-    where = torch.tensor(addresses, dtype=torch.int64, device=values.device)
+    where = torch.tensor(addresses, dtype=torch.int64, device=everything["values"].device)
     return TritonLinearWeight(**everything, form=form, in_features=in_features, addresses=where)
 
 

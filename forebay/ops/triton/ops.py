@@ -20,6 +20,7 @@ from forebay.ops.triton.selection import TritonSelection
 from forebay.ops.triton.steps import TritonSteps
 from forebay.ops.triton.streams import TritonStreams
 from forebay.ops.triton.tiers import TritonTiers
+from forebay.ops.weight_memory import WeightMemory
 
 
 class TritonOps(Ops):
@@ -31,13 +32,14 @@ class TritonOps(Ops):
         device: torch.device | str,
         num_threads: int,
         choices: Choices | None = None,
+        memory: WeightMemory | None = None,
         *,
         fp8_inputs: bool = False,
     ) -> None:
         super().__init__(num_threads, name="triton")
-        self.fp8_inputs = fp8_inputs
+        self.fp8_inputs, self.memory = fp8_inputs, memory
         self.product_choices = {} if choices is None else choices.found
-        self.linear = TritonLinear(torch.device(device), choices, fp8_inputs=fp8_inputs)
+        self.linear = TritonLinear(torch.device(device), choices, memory, fp8_inputs=fp8_inputs)
         self.elementwise = TritonElementwise()
         self.norms = TritonNorms()
         self.experts = TritonExpertOps(self.linear, self.elementwise, fp8_inputs=fp8_inputs)
