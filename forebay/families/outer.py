@@ -145,6 +145,13 @@ _THETA: Final = {"rope_theta": 500_000.0}
 
 OUTERS: Final[Mapping[str, Outer]] = {
     "gemma3": Outer(text_type="gemma3_text", types={"gemma3_text": "gemma3_text"}, body=_LLAVA, parts=_TOWER),
+    "gemma3n": Outer(
+        text_type="gemma3n_text",
+        types={"gemma3n_text": "gemma3n_text"},
+        body=("model.language_model.",),
+        parts=("model.vision_tower.", "model.embed_vision.", *_AUDIO),
+        never_served=_AUDIO,
+    ),
     "gemma4": Outer(
         text_type="gemma4_text",
         types={"gemma4_text": "gemma4_text"},

@@ -98,13 +98,14 @@ class Branches:
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
-        first, *others = (_of(ctx, x, sublayer) for sublayer in self._sublayers)
+        first, *others = (apply(sublayer, ctx, x) for sublayer in self._sublayers)
         for other in others:
             self._ops.elementwise.add_(first, other)
         return first
 
 
-def _of(ctx: ForwardContext, x: Tensor, sublayer: Sublayer) -> Tensor:
+def apply(sublayer: Sublayer, ctx: ForwardContext, x: Tensor) -> Tensor:
+    """Return what a part gives between its norms, x [T, H] -> [T, H]."""
     part, before, after = sublayer
     x = part(ctx, x if before is None else before.of(x))
     return x if after is None else after.of(x)

@@ -44,7 +44,8 @@ _UNGATED: Final = (Activation.RELU2, Activation.GELU_TANH_UNGATED, Activation.XI
 class MlpSpec:
     """`names`: the checkpoint's names of gate, up and down, or of both inputs of the activation in one tensor, and
     down. The gate and the layer's output are multiplied by `gate_scale` and `scale`. With a `limit`, which is 0 for
-    none, gate and up of SiLU are cut at it as in `ElementwiseOps.clamped_swiglu` with offset 0. `xielu`: the numbers of
+    none, gate and up of SiLU are cut at it as in `ElementwiseOps.clamped_swiglu` with offset 0. `deviations`, None for
+    none: see `ElementwiseOps.sparse_gelu_and_mul`, which a GELU is with them. `xielu`: the numbers of
     an xIELU, None if they are in the checkpoint, below `act_fn`."""
 
     name: str
@@ -56,6 +57,7 @@ class MlpSpec:
     gate_scale: float = 1.0
     scale: float = 1.0
     limit: float = 0.0
+    deviations: float | None = None
     xielu: Xielu | None = None
 
     def build(self, parts: Parts) -> Mlp:
@@ -87,6 +89,8 @@ def _activation(spec: MlpSpec, parts: Parts) -> Callable[[Tensor], Tensor]:
     ops = parts.ops.elementwise
     if spec.limit:
         return partial(ops.clamped_swiglu, alpha=1.0, limit=spec.limit, offset=0.0)
+    if spec.deviations is not None:
+        return partial(ops.sparse_gelu_and_mul, deviations=spec.deviations)
     if spec.activation is Activation.XIELU:
         alpha_p, alpha_n, beta, eps = spec.xielu or _stored_xielu(parts.within("act_fn"))
         return partial(ops.xielu, alpha_p=_softplus(alpha_p), alpha_n=beta + _softplus(alpha_n), beta=beta, eps=eps)

@@ -16,6 +16,7 @@ from forebay.families.model_config import Experts, ModelConfig
 from forebay.families.transformer import SLIDING
 from forebay.formats.quantized import HEAD_BITS
 from forebay.layers.adapters import Adapters, AdapterSlots
+from forebay.layers.altup import AltUpSpec
 from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.blocks import ResidualSpec, SublayerSpec
 from forebay.layers.build import BlockSpec, Parts, PartSpec
@@ -53,7 +54,7 @@ class DecoderSpec:
     logits_scale: float = 1.0
     logits_cap: float = 0.0
     per_layer: PerLayerInputsSpec | None = None
-    streams: StreamsSpec | None = None
+    streams: StreamsSpec | AltUpSpec | None = None
     draft_head: DraftHeadSpec | None = None
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import singledispatch
 from typing import Any
 
+from forebay.layers.altup import AltUpBlockSpec
 from forebay.layers.attention import AttentionSpec
 from forebay.layers.blocks import BranchesSpec, ResidualSpec, SublayerSpec
 from forebay.layers.compressed_attention import CompressedAttentionSpec
@@ -88,6 +89,20 @@ def _(block: StreamedSpec) -> list[str]:
         *(line for part in parts for line in part.lines),
         f"a, b, C = sigmoid(.), 2 sigmoid(.), sinkhorn(exp(.)) of W norm(x)  for {streams.num_streams} streams of x, "
         f"{streams.iterations} iterations",
+    ]
+
+
+@block_lines.register
+def _(block: AltUpBlockSpec) -> list[str]:
+    mixer, mlp, gate = _between_norms(block.mixer), _between_norms(block.mlp), term(block.gate)
+    laurel = f"n + norm(W2 W1 n), n = norm(a), of {block.laurel.rank}"
+    return [
+        f"x = C x, a = x_{block.streams.active}  for {block.streams.num_streams} streams of x",
+        f"y = (a + {mixer.of('a')} + laurel) / sqrt 2, laurel = {laurel}",
+        f"x += c (y + {mlp.of('y')} - a), of all streams",
+        f"x += norm({gate.of('s a' if block.scaled else 'a')}), a the new x_{block.streams.active}; of all but x_0",
+        "C - 1, c - 1 = W tanh(Wr norm(.) / H) of the active stream, before and behind",
+        *(line for part in (mixer, mlp, gate) for line in part.lines),
     ]
 
 

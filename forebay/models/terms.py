@@ -39,6 +39,8 @@ def term(part: Any) -> Term:
 @term.register
 def _(part: MlpSpec) -> Term:
     inner = _inner(part.activation, part.gate_scale, part.limit)
+    if part.deviations is not None:
+        inner = f"Wd (gelu(max(g - mean(g) - {part.deviations:.4g} std(g), 0)) Wu h), g = Wg h"
     return Term(f"mlp({ARGUMENT})", (f"mlp(h) = {times(part.scale)}{inner}  of {part.intermediate_size:,}",))
 
 

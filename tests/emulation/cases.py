@@ -172,6 +172,7 @@ def _rows(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     x, y, weight = normal((ROWS, 97), dtype, seed=1), normal((ROWS, 97), dtype, seed=2), normal((97,), dtype, seed=3)
     yield ops.norms.rms_norm(x, weight, 1e-5)
     yield ops.norms.layer_norm(x, weight, y[0], 1e-6)
+    yield ops.norms.match_rms(x, y, 1e-5)
     heads = x[:, :96].view(ROWS, 4, 24)
     yield ops.norms.layer_norm(heads, weight[:96].view(4, 24), None, 1e-6)
     yield from (ops.norms.add_rms_norm(x, y, weight, 1e-5), y)
@@ -239,6 +240,7 @@ def _elementwise(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
         ops.elementwise.silu_and_mul(x),
         ops.elementwise.gelu_and_mul(x),
         ops.elementwise.gelu_and_mul(x, exact=True),
+        ops.elementwise.sparse_gelu_and_mul(x, deviations=1.25),
         ops.elementwise.relu2(x),
         ops.elementwise.gelu(x),
         ops.elementwise.xielu(x, alpha_p=0.8, alpha_n=1.3, beta=0.5, eps=-1e-6),

@@ -39,6 +39,16 @@ NAMES: dict[str, dict[str, str]] = {
         "use_attention_gate": "use_attention_gate",
     },
     "gemma3_text": {"query_pre_attn_scalar": "query_pre_attn_scalar"},
+    "gemma3n_text": {
+        "intermediate_sizes": "intermediate_size",
+        "per_layer_size": "hidden_size_per_layer_input",
+        "per_layer_vocab_size": "vocab_size_per_layer_input",
+        "streams": "altup_num_inputs",
+        "active_stream": "altup_active_idx",
+        "scaled": "altup_correct_scale",
+        "laurel_rank": "laurel_rank",
+        "logits_cap": "final_logit_softcapping",
+    },
     "gemma4_text": {
         "values_from_keys": "attention_k_eq_v",
         "per_layer_size": "hidden_size_per_layer_input",
@@ -63,6 +73,7 @@ TYPES = tuple(NAMES)
 # The fields that a type cannot do without.
 NEEDED: dict[str, dict[str, Any]] = {name: {} for name in TYPES} | {
     "lfm2_moe": {"layer_types": [CONV, FULL] * 4},
+    "gemma3n_text": {"num_kv_shared_layers": 2},
 }
 
 
@@ -80,12 +91,13 @@ def test_defaults_are_those_of_transformers(model_type, read):
     rope = theirs.rope_parameters
     assert ours.rope_theta == rope.get(FULL, rope)["rope_theta"]
     for path, name in NAMES[model_type].items():
-        assert attrgetter(path)(ours) == getattr(theirs, name), name
+        expected = getattr(theirs, name)
+        assert attrgetter(path)(ours) == (tuple(expected) if isinstance(expected, list) else expected), name
 
 
-@pytest.mark.parametrize("model_type", ["lfm3", "gemma3_text", "gemma4_text"])
+@pytest.mark.parametrize("model_type", ["lfm3", "gemma3_text", "gemma3n_text", "gemma4_text"])
 def test_each_kind_of_attention_has_its_own_rope(model_type, read):
-    theirs = AutoConfig.for_model(model_type, **GIVEN).rope_parameters
+    theirs = AutoConfig.for_model(model_type, **GIVEN, **NEEDED[model_type]).rope_parameters
     for kind, (theta, scaling) in read(model_type).ropes.items():
         assert {"rope_type": "default", "rope_theta": theta, **(scaling or {})} == theirs[kind]
 
@@ -95,6 +107,22 @@ GEMMA4 = {
     "num_kv_shared_layers": 4,
     "layer_types": [SLIDING, FULL, SLIDING, FULL] + [SLIDING] * 3,
 }
+
+
+def test_gemma3n_cuts_gates_where_the_share_of_a_normal_distribution_ends(read):
+    assert read("gemma3n_text").deviations == (None,) * 8
+    theirs = AutoConfig.for_model("gemma3n_text", **GIVEN | {"num_hidden_layers": 12}).activation_sparsity_pattern
+    config = read("gemma3n_text", num_hidden_layers=12)
+    assert [cut is None for cut in config.deviations] == [share == 0 for share in theirs]
+    assert config.deviations[0] == pytest.approx(1.6448536)
+
+
+def test_gemma3n_reads_the_kv_of_the_last_layer_of_a_kind_that_keeps_any(read):
+    fields = {"layer_types": [SLIDING, FULL, SLIDING, FULL] + [SLIDING] * 4, "num_kv_shared_layers": 5}
+    config = read("gemma3n_text", **fields)
+    assert config.kv_owners == (0, 1, 2, 1, 2, 2, 2, 2)
+    theirs = AutoConfig.for_model("gemma3n_text", **GIVEN, **fields).kv_sharing_modes
+    assert [owner != layer for layer, owner in enumerate(config.kv_owners)] == [mode == "reuse" for mode in theirs]
 
 
 def test_muse_glimmer_has_a_rope_in_the_layers_of_transformers(read):

@@ -14,6 +14,14 @@ _GEMMA4 = {
     "vocab_size_per_layer_input": 100,
 }
 
+_GEMMA3N = {
+    "num_hidden_layers": 4,
+    "sliding_window": 6,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 90,
+    "laurel_rank": 10,
+    "activation_sparsity_pattern": [0.7, 0.0, 0.95, 0.0],
+}
 _YARN = {"rope_type": "yarn", "rope_theta": 5_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 _MINISTRAL = {**_YARN, "beta_fast": 8.0, "beta_slow": 2.0, "llama_4_scaling_beta": 0.7}
 
@@ -129,6 +137,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma4_text-pattern": ("gemma4_text", {**_GEMMA4, "num_hidden_layers": 8, "num_kv_shared_layers": 1}),
+    "gemma3n_text": (
+        "gemma3n_text",
+        {**_GEMMA3N, "layer_types": [SLIDING, FULL, SLIDING, FULL], "num_kv_shared_layers": 2},
+    ),
+    "gemma3n_text-other-stream-untied": (
+        "gemma3n_text",
+        {
+            **_GEMMA3N,
+            "num_hidden_layers": 3,
+            "layer_types": [FULL, SLIDING, FULL],
+            "intermediate_size": [80, 64, 40],
+            "activation_sparsity_pattern": [0.0, 0.6, 0.3],
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "altup_correct_scale": False,
+            "num_kv_shared_layers": 0,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
     "muse_glimmer_text": (
         "muse_glimmer_text",
         {"num_hidden_layers": 5, "sliding_window": 6, "output_multiplier": 1.7, "final_logit_softcapping": 3.0},

@@ -22,6 +22,7 @@ GATED: dict[str, Callable[[Ops, Tensor], Tensor]] = {  # [gate | up] rows
     "silu_and_mul": lambda ops, x: ops.elementwise.silu_and_mul(x),
     "gelu_and_mul": lambda ops, x: ops.elementwise.gelu_and_mul(x),
     "gelu_and_mul-exact": lambda ops, x: ops.elementwise.gelu_and_mul(x, exact=True),
+    "sparse_gelu_and_mul": lambda ops, x: ops.elementwise.sparse_gelu_and_mul(x, deviations=1.25),
     "clamped_swiglu": lambda ops, x: ops.elementwise.clamped_swiglu(x, alpha=1.702, limit=2.5),
     "mul_sigmoid": lambda ops, x: ops.elementwise.mul_sigmoid(x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]),
     "mul_silu": lambda ops, x: ops.elementwise.mul_silu(x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]),

@@ -32,6 +32,19 @@ def test_rms_norm_of_heads_inside_a_wider_row(native: NativeOps, reference: Ops,
     assert_close(actual, reference.norms.rms_norm(heads, weight, 1e-6))
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_match_rms_gives_rows_the_size_of_others(
+    native: NativeOps, reference: Ops, dtype: torch.dtype, width: int
+) -> None:
+    for rows in ROWS:
+        x, like = (normal((rows, width + 8), dtype, seed=seed, scale=seed)[:, 8:] for seed in (1, 3))
+        matched = native.norms.match_rms(x, like, 1e-5)
+        assert matched.is_contiguous()
+        assert_close(matched, reference.norms.match_rms(x, like, 1e-5))
+    small = torch.full((1, width), 1e-4, dtype=dtype)
+    assert_close(native.norms.match_rms(small, torch.ones_like(small), 1e-4), small * 100)
+
+
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("width", [1, 7, 8, 20, 128, 577])
 def test_layer_norm_equals_the_reference(

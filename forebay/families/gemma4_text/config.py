@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 from forebay.families.model_config import Family, ModelConfig
 from forebay.families.parts.gemma4 import HARMLESS, Gemma4Config, parse
+from forebay.families.parts.shared_kv import is_of_shared_kv
 from forebay.families.shape import WINDOW, Shape
 from forebay.families.tensor_names import TensorNames
 from forebay.families.transformer import FULL, SLIDING
-
-_SHARED_KV: Final = re.compile(r"model\.layers\.(\d{1,6})\.self_attn\.[kv]_(proj|norm)\.")
 
 
 def small(shape: Shape) -> dict[str, Any]:
@@ -32,13 +30,10 @@ def small(shape: Shape) -> dict[str, Any]:
     }
 
 
-def _is_of_shared_kv(config: ModelConfig, name: str) -> bool:
-    """Published files have keys and values of layers, too, that read those of others."""
+def _unused(config: ModelConfig, name: str) -> bool:
     assert isinstance(config, Gemma4Config), type(config)
-    found = _SHARED_KV.match(name)
-    layer = -1 if found is None else int(found[1])
-    return 0 <= layer < config.num_layers and config.kv_owners[layer] != layer
+    return is_of_shared_kv(config, name)
 
 
 _NAMES: Final = TensorNames(stacked_experts=True, stacks=("experts.gate_up_proj", "experts.down_proj"))
-FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS, names=_NAMES, unused=_is_of_shared_kv)
+FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS, names=_NAMES, unused=_unused)

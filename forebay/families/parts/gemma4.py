@@ -11,6 +11,7 @@ from forebay.families.fields import Fields
 from forebay.families.model_config import Experts, ModelConfig
 from forebay.families.parts.caps import cap
 from forebay.families.parts.ropes import Ropes
+from forebay.families.parts.shared_kv import kv_owners
 from forebay.families.rope import ropes_by_kind
 from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, count_of, experts, transformer
 
@@ -78,7 +79,7 @@ def parse(fields: Fields) -> Gemma4Config:
         **{**values, "rope_theta": theta, "rope_scaling": scaling},
         heads=_heads(fields, values, values_from_keys),
         ropes=ropes,
-        kv_owners=_kv_owners(fields, kinds),
+        kv_owners=kv_owners(fields, kinds, default=0),
         values_from_keys=values_from_keys,
         per_layer_size=per_layer,
         per_layer_vocab_size=_per_layer_vocab(fields, values["vocab_size"], per_layer),
@@ -148,15 +149,6 @@ def _heads_by_kind(fields: Fields, plain: Heads, kinds: Sequence[str]) -> dict[s
     if own or any(len(shapes) > 1 for shapes in found.values()):
         raise fields.wrong("per_layer_config", "of this model's layers, and the same for all of a kind")
     return {kind: shapes.pop() if shapes else plain for kind, shapes in found.items()}
-
-
-def _kv_owners(fields: Fields, kinds: Sequence[str]) -> tuple[int, ...]:
-    """The layers from some number on keep nothing: each reads what the last of its kind before these keeps."""
-    first = len(kinds) - count_of(fields, "num_kv_shared_layers", default=0)
-    last = {kind: layer for layer, kind in enumerate(kinds[: max(first, 0)])}
-    if not set(kinds) <= last.keys():
-        raise fields.wrong("num_kv_shared_layers", "less: before these there must be a layer of each kind")
-    return tuple(layer if layer < first else last[kind] for layer, kind in enumerate(kinds))
 
 
 def _per_layer_vocab(fields: Fields, vocab_size: int, per_layer: int) -> int:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "moments.h"
 #include "pool.h"
 #include "rows.h"
 
@@ -33,6 +34,22 @@ void gelu(Pool& pool, const T* x, long ldx, T* out, long rows, long n, Gelu form
     } else {
         zip_rows(pool, x, ldx, x, ldx, out, n, rows, n, [](Vec a, Vec) { return gelu_tanh(a); });
     }
+}
+
+// Of a row's gates, those that are `deviations` standard deviations above their mean or more open what they gate.
+template <class T>
+void sparse_gelu_and_mul(Pool& pool, const T* x, long ldx, T* out, long rows, long n, float deviations) {
+    pool.run(rows, grain_for(4 * n), [=](long begin, long end) {
+        for (long r = begin; r < end; ++r) {
+            const T* gate = x + r * ldx;
+            const Moments moments = moments_of(gate, n);
+            const Vec cut = set1(moments.mean + deviations * std::sqrt(moments.variance));
+            for_each_vector(n, [&](long i, long part) {
+                const Vec open = gelu_tanh(max(zero(), load_part(gate + i, part) - cut));
+                store_part(out + r * n + i, open * load_part(gate + n + i, part), part);
+            });
+        }
+    });
 }
 
 template <class T>
@@ -93,6 +110,10 @@ void gated_rms_norm(Pool& pool, const T* x, long ldx, const T* gate, long ldg, c
     }                                                                                                                  \
     void fb_gelu_and_mul_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n, long exact) {           \
         pool->op([=](Pool& p) { gelu_and_mul(p, x, ldx, out, rows, n, static_cast<Gelu>(exact)); });                   \
+    }                                                                                                                  \
+    void fb_sparse_gelu_and_mul_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n,                  \
+                                         float deviations) {                                                           \
+        pool->op([=](Pool& p) { sparse_gelu_and_mul(p, x, ldx, out, rows, n, deviations); });                          \
     }                                                                                                                  \
     void fb_clamped_swiglu_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n, float alpha,          \
                                     float limit, float offset) {                                                       \

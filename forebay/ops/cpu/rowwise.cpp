@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "moments.h"
 #include "pool.h"
 #include "rows.h"
 
@@ -45,26 +46,29 @@ template <class T>
 void layer_norm(Pool& pool, const T* x, long outer_stride, long inner, long inner_stride, const T* weight,
                 const T* bias, long own_step, T* out, long rows, long n, float eps) {
     pool.run(rows, grain_for(2 * n), [=](long begin, long end) {
-        const auto spread = [n](const T* row, Vec mean) {
-            Vec sum = zero();
-            for_each_vector(n, [&](long i, long part) {
-                float away[W] = {};  // nothing beyond the row's end
-                store_part(away, load_part(row + i, part) - mean, part);
-                sum = fma(load(away), load(away), sum);
-            });
-            return hsum(sum);
-        };
         for (long r = begin; r < end; ++r) {
             const T* row = x + r / inner * outer_stride + r % inner * inner_stride;
             const long own = r % inner * own_step;
-            Vec sum = zero();
-            for_each_vector(n, [&](long i, long part) { sum = sum + load_part(row + i, part); });
-            const Vec mean = set1(hsum(sum) / static_cast<float>(n));
-            const Vec scale = set1(1.0f / std::sqrt(spread(row, mean) / static_cast<float>(n) + eps));
+            const Moments moments = moments_of(row, n);
+            const Vec mean = set1(moments.mean), scale = set1(1.0f / std::sqrt(moments.variance + eps));
             for_each_vector(n, [&](long i, long part) {
                 const Vec normed = (load_part(row + i, part) - mean) * scale;
                 const Vec shift = bias == nullptr ? zero() : load_part(bias + own + i, part);
                 store_part(out + r * n + i, fma(normed, load_part(weight + own + i, part), shift), part);
+            });
+        }
+    });
+}
+
+// out = x, with the root of the mean square of `like`; the mean square of x counts as `least` if it is less.
+template <class T>
+void match_rms(Pool& pool, const T* x, long ldx, const T* like, long ldl, T* out, long rows, long n, float least) {
+    pool.run(rows, grain_for(3 * n), [=](long begin, long end) {
+        for (long r = begin; r < end; ++r) {
+            const float own = std::max(sum_of_squares(x + r * ldx, n) / static_cast<float>(n), least);
+            const Vec factor = set1(std::sqrt(sum_of_squares(like + r * ldl, n) / static_cast<float>(n) / own));
+            for_each_vector(n, [&](long i, long part) {
+                store_part(out + r * n + i, load_part(x + r * ldx + i, part) * factor, part);
             });
         }
     });
@@ -132,6 +136,10 @@ void finite_rows(Pool& pool, const T* x, uint8_t* finite, long rows, long n) {
     void fb_add_rms_norm_##suffix(Pool* pool, const T* x, T* residual, const T* weight, T* out, long rows, long n, \
                                   float eps) {                                                                     \
         pool->op([=](Pool& p) { add_rms_norm(p, x, residual, weight, out, rows, n, eps); });                       \
+    }                                                                                                              \
+    void fb_match_rms_##suffix(Pool* pool, const T* x, long ldx, const T* like, long ldl, T* out, long rows, long n,   \
+                               float least) {                                                                      \
+        pool->op([=](Pool& p) { match_rms(p, x, ldx, like, ldl, out, rows, n, least); });                          \
     }                                                                                                              \
     void fb_finite_rows_##suffix(Pool* pool, const T* x, uint8_t* finite, long rows, long n) {                     \
         pool->op([=](Pool& p) { finite_rows(p, x, finite, rows, n); });                                            \

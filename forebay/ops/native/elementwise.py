@@ -18,6 +18,7 @@ class NativeElementwise(ElementwiseOps):
         self._kernels, self._pool = kernels, kernels.pool
         self._silu_and_mul = kernels.by_dtype("fb_silu_and_mul_{}")
         self._gelu_and_mul = kernels.by_dtype("fb_gelu_and_mul_{}")
+        self._sparse_gelu_and_mul = kernels.by_dtype("fb_sparse_gelu_and_mul_{}")
         self._clamped_swiglu = kernels.by_dtype("fb_clamped_swiglu_{}")
         self._relu2 = kernels.by_dtype("fb_relu2_{}")
         self._xielu = kernels.by_dtype("fb_xielu_{}")
@@ -37,6 +38,9 @@ class NativeElementwise(ElementwiseOps):
 
     def gelu_and_mul(self, x: Tensor, *, exact: bool = False) -> Tensor:
         return self._gate(self._gelu_and_mul[x.dtype], x, exact)
+
+    def sparse_gelu_and_mul(self, x: Tensor, *, deviations: float) -> Tensor:
+        return self._gate(self._sparse_gelu_and_mul[x.dtype], x, deviations)
 
     def clamped_swiglu(self, x: Tensor, *, alpha: float, limit: float, offset: float = 1.0) -> Tensor:
         return self._gate(self._clamped_swiglu[x.dtype], x, alpha, limit, offset)

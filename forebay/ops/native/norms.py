@@ -16,6 +16,7 @@ class NativeNorms(NormOps):
         self._rms_norm = kernels.by_dtype("fb_rms_norm_{}")
         self._layer_norm = kernels.by_dtype("fb_layer_norm_{}")
         self._add_rms_norm = kernels.by_dtype("fb_add_rms_norm_{}")
+        self._match_rms = kernels.by_dtype("fb_match_rms_{}")
         self._gated_rms_norm = kernels.by_dtype("fb_gated_rms_norm_{}")
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -45,6 +46,12 @@ class NativeNorms(NormOps):
         self._add_rms_norm[x.dtype](
             self._pool, x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, n, eps
         )
+        return out
+
+    def match_rms(self, x: Tensor, like: Tensor, least: float) -> Tensor:
+        rows, n = x.shape
+        out = x.new_empty(rows, n)
+        self._match_rms[x.dtype](self._pool, *view(x), *view(like), out.data_ptr(), rows, n, least)
         return out
 
     def gated_rms_norm(self, x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:

@@ -29,6 +29,14 @@ class ElementwiseOps:
         gate, up = x.float().chunk(2, dim=-1)
         return (F.gelu(gate, approximate="none" if exact else "tanh") * up).to(x.dtype)
 
+    def sparse_gelu_and_mul(self, x: Tensor, *, deviations: float) -> Tensor:
+        """x [T, 2I] -> gelu(max(gate - cut, 0)) * up, [T, I], of gate x[:, :I] and up x[:, I:]; gelu in its tanh form.
+        cut is the row's mean of the gate plus so many standard deviations (Gemma 3n, as transformers has it)."""
+        gate, up = x.float().chunk(2, dim=-1)
+        above = gate - gate.mean(dim=-1, keepdim=True)
+        cut = deviations * above.square().mean(dim=-1, keepdim=True).sqrt()
+        return (F.gelu((above - cut).relu(), approximate="tanh") * up).to(x.dtype)
+
     def clamped_swiglu(self, x: Tensor, *, alpha: float, limit: float, offset: float = 1.0) -> Tensor:
         """x [T, 2I] -> [T, I], of gate x[:, :I] and up x[:, I:]: with gate cut at `limit` and up at +-`limit`,
         (up + offset) * gate * sigmoid(alpha * gate). gpt-oss, and with offset 0 DeepSeek-V4, as in transformers'

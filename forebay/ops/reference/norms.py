@@ -50,6 +50,14 @@ class NormOps:
         residual.add_(x)
         return self.rms_norm(residual, weight, eps)
 
+    def match_rms(self, x: Tensor, like: Tensor, least: float) -> Tensor:
+        """x [T, H] with each row multiplied so that the root of its mean square is that of `like` [T, H] -> [T, H].
+
+        Rows of both may be views into wider rows. A mean square of x below `least` counts as `least`.
+        """
+        own, wanted = (each.float().pow(2).mean(-1, keepdim=True) for each in (x, like))
+        return (x.float() * (wanted / own.clamp(min=least)).sqrt()).to(x.dtype)
+
     def gated_rms_norm(self, x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
         """norm(x) * weight * act(gate), or norm(x * act(gate)) * weight: an RMS norm of groups of entries with a gate.
 
