@@ -292,11 +292,11 @@ class _Counted:
     """Counts the bytes of one request, before each is written. ModelError if there are more than announced."""
 
     def __init__(self, tally: _Tally, file: RemoteFile, num_bytes: int) -> None:
-        self._tally, self._file, self._left = tally, file, num_bytes
+        self._tally, self._file, self._num_remaining = tally, file, num_bytes
 
     def update(self, count: float | None = 1) -> None:
-        self._left -= int(count or 0)
-        if self._left < 0:
+        self._num_remaining -= int(count or 0)
+        if self._num_remaining < 0:
             raise ModelError(
                 f"{self._file.name} came with more than the {self._file.num_bytes} bytes that the hub announced, and "
                 "was not kept: try again"

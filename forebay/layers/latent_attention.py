@@ -63,8 +63,8 @@ class LatentAttentionLayer:
         self._indexer = None if spec.indexer is None else spec.indexer.build(parts)
         self._shares_selection = spec.shares_selection
         sparse = spec.indexer is not None or spec.shares_selection
-        keeps = LatentAttention(rank=latent.rank, rope_dim=latent.rope_dim, sparse=sparse)
-        self._attend = PagedAttention(parts, parts.keep(keeps), scale=spec.scale, query_scale=spec.query_scale)
+        cached = LatentAttention(rank=latent.rank, rope_dim=latent.rope_dim, sparse=sparse)
+        self._attend = PagedAttention(parts, parts.keep(cached), scale=spec.scale, query_scale=spec.query_scale)
         self._cos_sin = None if spec.rope is None else parts.rope(spec.rope)
         self._q_layers = _q_layers(spec, parts)
         self._kv_layer = parts.linear(

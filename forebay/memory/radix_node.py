@@ -222,12 +222,12 @@ class Shares:
         while num_spent < len(self._order):
             _, tenant = self._order[-1 - num_spent]
             before = self.held[tenant]
-            yield tenant, self._rest(tenant, num_spent)
+            yield tenant, self._num_to_leave(tenant, num_spent)
             num_spent += self.held[tenant] == before
             self._sort()
         return self.held.total() < num_before
 
-    def _rest(self, tenant: str, num_spent: int) -> int:
+    def _num_to_leave(self, tenant: str, num_spent: int) -> int:
         others = len(self._order) - num_spent - 1
         load: float = self._order[others - 1][0] if others else 0.0
         return min(int(load * self._tenants.weight(tenant)), self.held[tenant] - 1)

@@ -58,8 +58,8 @@ def _by(table: TensorParam) -> str:
 def _alike(spec: DecoderSpec, kept: Sequence[Iterable[CacheSpec]]) -> dict[str, list[str]]:
     """The lines of each kind of layer, by the numbers of those that are of this kind."""
     layers: dict[tuple[str, ...], list[int]] = {}
-    for number, (block, keeps) in enumerate(zip(spec.blocks, kept, strict=True)):
-        counts = Counter(map(str, keeps))
+    for number, (block, cached) in enumerate(zip(spec.blocks, kept, strict=True)):
+        counts = Counter(map(str, cached))
         memory = [f"keeps {f'{count} times ' if count > 1 else ''}{what}" for what, count in counts.items()]
         layers.setdefault((*block_lines(block), *memory), []).append(number)
     return {_ranges(numbers): list(lines) for lines, numbers in layers.items()}

@@ -78,14 +78,14 @@ class _RoundedRows:
         self._tensor, self._form, self._round_into = tensor, form, round_into
         self._next = 0
         self._unread = tensor.pieces()
-        self._rest: Array | None = None  # of a piece that was read
+        self._unrounded: Array | None = None  # of a piece that was read
         self._all: GroupQuantized | None = None
 
     def __call__(self, order: Order) -> GroupQuantized:
         if self._all is None and np.array_equal(order, np.arange(self._next, self._next + len(order))):
             return self._following(len(order))
         if self._all is None:
-            self._next, self._unread, self._rest = 0, self._tensor.pieces(), None
+            self._next, self._unread, self._unrounded = 0, self._tensor.pieces(), None
             self._all = self._following(self._tensor.shape[0])
         return self._all.rows(order)
 
@@ -93,10 +93,10 @@ class _RoundedRows:
         out = unwritten(self._form, count, self._tensor.shape[1])
         done = 0
         while done < count:
-            rows = np.ascontiguousarray(next(self._unread)) if self._rest is None else self._rest
+            rows = np.ascontiguousarray(next(self._unread)) if self._unrounded is None else self._unrounded
             part, rest = rows[: count - done], rows[count - done :]
             self._round_into(part, out, done)
-            self._rest = rest if len(rest) else None
+            self._unrounded = rest if len(rest) else None
             done += len(part)
         self._next += count
         return out

@@ -36,7 +36,7 @@ class WeightMemory:
     def __init__(self, take_chunk: Callable[[int], Tensor] | None = None) -> None:
         self._take_chunk = take_chunk or _of_torch
         self._chunk = torch.empty(0, dtype=torch.uint8)
-        self._keeps = take_chunk is not None
+        self._is_reusable = take_chunk is not None
         self._taken: list[Tensor] = []
         self._packed: list[Tensor] = []
         self._again: Iterator[Tensor] | None = None
@@ -52,7 +52,7 @@ class WeightMemory:
     def again(self, *, filled: bool = False) -> Iterator[None]:
         """Inside, requests of the same sizes in the same order get the same places; `filled` if packed weights need not
         be written. AssertionError if sizes differ, or fewer are requested."""
-        assert self._keeps, "memory of torch is not had again"
+        assert self._is_reusable, "memory of torch is not had again"
         self._again, self.filled = iter(self._taken), filled
         try:
             yield
@@ -95,7 +95,7 @@ class WeightMemory:
                 stored = "none" if found is None else len(found)
                 raise OtherPieces(f"a weight is packed in {size} bytes, and {stored} are there")
             piece = self._kept(found)
-        if self._keeps and self._again is None:
+        if self._is_reusable and self._again is None:
             self._packed.append(piece)
         return piece
 
@@ -111,6 +111,6 @@ class WeightMemory:
         return piece
 
     def _kept(self, taken: Tensor) -> Tensor:
-        if self._keeps:
+        if self._is_reusable:
             self._taken.append(taken)
         return taken

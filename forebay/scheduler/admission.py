@@ -122,7 +122,7 @@ class AdmissionPass:
             self._promised += int((-(-tokens // page_size)).sum())
         self._num_startable: int | None = None  # rows, once the group is open
         self._num_loading = 0  # requests for which loads are in flight: each keeps a row
-        self._left = self._budget = 0  # prompt tokens of this step
+        self._num_remaining = self._budget = 0  # prompt tokens of this step
         self._uncut = int(self._config.text_encoder)  # part of a prompt that must be in one step
         self._for_pictures: Request | None = None  # waits for its pictures, and for nothing else
         self._rows_for: Request | None = None  # no other request takes rows of encodings before this one
@@ -136,11 +136,11 @@ class AdmissionPass:
         only so often: then it is tried first, and if it does not fit everybody waits for it.
         """
         admitted, num_left_over = list[Admitted](), 0
-        self._left = self._budget = left
+        self._num_remaining = self._budget = left
         accounts = dict.fromkeys([*(req.account for req in self._queues.extending), *self._queues.waiting.of])
         with ExitStack() as group:
             turns = {account: self._line(account, group) for account in accounts}
-            while turns and self._left > 0:
+            while turns and self._num_remaining > 0:
                 account = min(turns, key=_service)
                 req = next(turns[account], None)
                 if req is None:
@@ -149,7 +149,7 @@ class AdmissionPass:
                 report = None
                 try:
                     if req.held is None:
-                        if self._uncut * len(req.tokens) > self._left:
+                        if self._uncut * len(req.tokens) > self._num_remaining:
                             self._starts = False  # the next step, which holds any text, begins with this one
                             continue
                         report = self._try(req)
@@ -161,21 +161,23 @@ class AdmissionPass:
                 if report:
                     admitted.append(Admitted(chunk, report))
                     num_left_over += req.allocation.extend_target - chunk.stop
-                self._starts = self._starts and self._left > num_left_over
+                self._starts = self._starts and self._num_remaining > num_left_over
         return admitted
 
     def _cut(self, req: Request, *, starts: bool) -> Chunk:
         """Draft the next chunk of a request that has memory, and charge its tenant (C32)."""
         computes = starts or req.pictures is None or self._encode(req, req.allocation.kv_len)
         cost = SCORED_COST if req.wants_prompt_logprobs else 1  # of a token
-        chunk = self._memory.allocator.extend(req, max(1, self._left // cost) if computes else 0, starts=starts)
+        chunk = self._memory.allocator.extend(
+            req, max(1, self._num_remaining // cost) if computes else 0, starts=starts
+        )
         num_new = min(chunk.stop, req.num_prompt) - max(chunk.start, req.num_charged)
         if num_new > 0:  # no token twice, and none that was cached
             account = req.account
             account.computed_tokens += num_new
             account.service += num_new / account.weight
         req.num_charged = max(req.num_charged, chunk.stop)
-        self._left -= (chunk.stop - chunk.start) * cost
+        self._num_remaining -= (chunk.stop - chunk.start) * cost
         return chunk
 
     def _line(self, account: Account, group: ExitStack) -> Iterator[Request]:
@@ -407,9 +409,9 @@ class AdmissionPass:
         assert self._pools.pictures is not None, f"{req} has pictures in an engine without"
         assert req.pictures is not None
         cost = SCORED_COST if req.wants_prompt_logprobs else 1
-        self._left -= plan_slices(self._pools, req, start, self._left, cost)
+        self._num_remaining -= plan_slices(self._pools, req, start, self._num_remaining, cost)
         end = req.pictures.limit(start, start + 1, self._pools.pictures)
-        if end <= start + 1 or (end - start) * cost <= self._left or self._left == self._budget:
+        if end <= start + 1 or (end - start) * cost <= self._num_remaining or self._num_remaining == self._budget:
             return start < end
         self._starts = False
         return False

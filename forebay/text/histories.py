@@ -121,7 +121,7 @@ class _Adapting:
         self._messages: list[Message] = []
         self._begins: dict[int, tuple[int, int]] = {}
         self._loose: set[int] = set()
-        self._held: list[tuple[int, Message]] = []
+        self._deferred: list[tuple[int, Message]] = []
 
     def add(self, number: int, message: Message) -> None:
         if message["role"] == "system":
@@ -145,13 +145,13 @@ class _Adapting:
         elif rules.system and (at_start or rules.later_system):
             self._append(number, message)
         elif self._messages and self._messages[-1].get("tool_calls"):
-            self._held.append((number, message))
+            self._deferred.append((number, message))
         else:
             self._add(number, {**message, "role": "user"}, loose=True)
 
     def _release(self) -> None:
-        held, self._held = self._held, []
-        for number, message in held:
+        deferred, self._deferred = self._deferred, []
+        for number, message in deferred:
             self._add(number, {**message, "role": "user"}, loose=True)
 
     def _add(self, number: int, message: Message, *, loose: bool = False) -> None:

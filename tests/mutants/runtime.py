@@ -131,8 +131,8 @@ RUNTIME = (
     Mutant(
         "C16 ends may come behind drafts that reach the least length",
         "runtime/sampling/restrictions.py",
-        "held = torch.arange(n, device=logits.device) < self._left",
-        "held = (self._left > 0).expand(n)",
+        "too_early = torch.arange(n, device=logits.device) < self._num_before_end",
+        "too_early = (self._num_before_end > 0).expand(n)",
         f"{_PENALTIES}::test_a_guess_counts_for_those_behind_it_and_for_later_steps_if_it_is_accepted",
     ),
     Mutant(

@@ -131,8 +131,8 @@ TEXT_ENCODERS = (
     Mutant(
         "C28 a text is computed whole, in one step",
         "scheduler/admission.py",
-        "if self._uncut * len(req.tokens) > self._left:",
-        "if self._uncut > self._left:",
+        "if self._uncut * len(req.tokens) > self._num_remaining:",
+        "if self._uncut > self._num_remaining:",
         _PLAN + "test_plan_text_encoder_computes_each_text_whole_in_one_step",
     ),
     Mutant(

@@ -29,7 +29,7 @@ class Restrictions:
             return torch.tensor(values, dtype=torch.int64, device=device)
 
         self._ends = ids(admission.stop_ids)  # [E]
-        self._left = ids(params.min_tokens - len(output))  # so many tokens more before one of these may come
+        self._num_before_end = ids(params.min_tokens - len(output))  # so many tokens more before one of these may come
         self._forbidden: Tensor | None = None  # [V]
         if params.allowed_token_ids:
             everything = torch.ones(vocab_size, dtype=torch.bool, device=device)
@@ -45,8 +45,8 @@ class Restrictions:
         draft tokens that follow it."""
         n, zero = len(logits), logits.new_zeros(())
         if len(self._ends):
-            held = torch.arange(n, device=logits.device) < self._left
-            logits.index_add_(1, self._ends, torch.where(held, -inf, zero).unsqueeze(1).expand(n, len(self._ends)))
+            too_early = torch.arange(n, device=logits.device) < self._num_before_end
+            logits.index_add_(1, self._ends, torch.where(too_early, -inf, zero).unsqueeze(1).expand(n, len(self._ends)))
         if self._forbidden is not None:
             logits.masked_fill_(self._forbidden, -inf)
         if len(self._lasts):
@@ -56,8 +56,8 @@ class Restrictions:
 
     def record(self, token_ids: Tensor, num_new: Tensor | None) -> None:
         """The first num_new [] of token_ids [n] have come, or all of them."""
-        count = torch.full_like(self._left, len(token_ids)) if num_new is None else num_new
-        self._left = self._left - count
+        count = torch.full_like(self._num_before_end, len(token_ids)) if num_new is None else num_new
+        self._num_before_end = self._num_before_end - count
         if len(self._tail):
             places = torch.arange(len(self._tail), device=token_ids.device) + count
             self._tail = torch.cat([self._tail, token_ids]).index_select(0, places)

@@ -91,14 +91,14 @@ class Cursor:
         """As many characters as `pattern`, which is one class of them repeated, takes."""
         while True:
             if self._at == len(self._text) and not self.ended:
-                yield from self.rest(pattern, sink)
+                yield from self.wait_for_text(pattern, sink)
                 continue
             match = pattern.match(self._text, self._at)
             if match is None:
                 return
             sink(self.take(match.end() - self._at))
 
-    def rest(self, pattern: re.Pattern[str], sink: Sink) -> Reading[None]:
+    def wait_for_text(self, pattern: re.Pattern[str], sink: Sink) -> Reading[None]:
         """Wait for more text, which goes to the sink as far as `pattern` matches it."""
         self.idle = pattern, sink
         yield
@@ -126,7 +126,7 @@ class Cursor:
             if self.ended:
                 return ""
             if self._at == len(self._text) and limit is None and self.record is None:
-                yield from self.rest(markers.others, sink)
+                yield from self.wait_for_text(markers.others, sink)
             else:
                 yield
 

@@ -186,8 +186,8 @@ def _written(render: Render, calls: str, thinks: str, plain: str, shown: str | N
         name, why = _tools_form(shown or "")
         written = written._replace(name=name, why=why)
     if calls != AUTO:
-        left = written.left if written.name == calls else _Left()
-        written = written._replace(name=_named(calls), why=f"--tool-call-parser {calls}", left=left)
+        leftover = written.leftover if written.name == calls else _Leftover()
+        written = written._replace(name=_named(calls), why=f"--tool-call-parser {calls}", leftover=leftover)
     return written
 
 
@@ -267,7 +267,7 @@ def _answered(render: Render, *answer: Message) -> str:
     return whole[common:]
 
 
-class _Left(NamedTuple):
+class _Leftover(NamedTuple):
     """Text that a format leaves over of a call on both sides, less the brackets beside it. `likens`: the call does not
     begin with the format's own marker."""
 
@@ -289,11 +289,11 @@ class _Written(NamedTuple):
     wanted: Wanted
     name: str = ""
     why: str = ""
-    left: _Left = _Left()
+    leftover: _Leftover = _Leftover()
 
     @property
     def marks(self) -> tuple[str, str]:
-        return self.left.begin, self.left.end
+        return self.leftover.begin, self.leftover.end
 
 
 def _calls(render: Render, forms: Sequence[AnswerFormats]) -> _Written:
@@ -309,11 +309,13 @@ def _calls(render: Render, forms: Sequence[AnswerFormats]) -> _Written:
         if content is None and "None" in text:
             continue
         for each in forms:
-            left = _left_over(each, text, ending) if call_id_of(each.calls) == pattern else None
-            if left is not None and (not best.name or left.size < best.left.size):
+            leftover = _leftover(each, text, ending) if call_id_of(each.calls) == pattern else None
+            if leftover is not None and (not best.name or leftover.size < best.leftover.size):
                 example = text.strip().removesuffix(ending).strip()
                 wanted = Wanted(as_text=isinstance(arguments, str), content=content, example=example)
-                best = _Written(wanted, str(each.calls), f"a call is written {text.strip()[:_MAX_EVIDENCE]!r}", left)
+                best = _Written(
+                    wanted, str(each.calls), f"a call is written {text.strip()[:_MAX_EVIDENCE]!r}", leftover
+                )
     if not best.name:
         return best._replace(wanted=Wanted(hidden=hidden, content=""))
     wanted = replace(best.wanted, content=_content_beside(render, best), one_call=_takes_one_call(render, best))
@@ -410,7 +412,7 @@ def _is_the_call(parts: Sequence[Part]) -> bool:
         return False
 
 
-def _left_over(formats: AnswerFormats, text: str, ending: str) -> _Left | None:
+def _leftover(formats: AnswerFormats, text: str, ending: str) -> _Leftover | None:
     """Return what a format leaves over of a call, less tags of thinking and what `ending` ends every answer with; None
     if it does not read the call."""
     reader = reader_for(formats, {_NAME: _SCHEMA})
@@ -418,7 +420,7 @@ def _left_over(formats: AnswerFormats, text: str, ending: str) -> _Left | None:
     if not _is_the_call(parts):
         return None
     if formats.calls in (CHANNELS, DECLARED):
-        return _Left()
+        return _Leftover()
     at = next(i for i, part in enumerate(parts) if isinstance(part, CallBegun))
     before, behind = (
         "".join(part.text for part in some if isinstance(part, Said)) for some in (parts[:at], parts[at:])
@@ -428,13 +430,13 @@ def _left_over(formats: AnswerFormats, text: str, ending: str) -> _Left | None:
     return _trimmed(formats, text, before.strip(), behind.strip(), ending)
 
 
-def _trimmed(formats: AnswerFormats, text: str, before: str, behind: str, ending: str) -> _Left:
+def _trimmed(formats: AnswerFormats, text: str, before: str, behind: str, ending: str) -> _Leftover:
     """Take from both sides of a call the brackets beside it, and what every answer ends with."""
     behind = "" if ending.endswith(behind) else behind.removesuffix(ending)
     bare = before.rstrip("[ \n"), behind.lstrip("] \n").strip()
     form = formats.call_format
     likens = form is not None and bool(form.begins) and form.begins[0] not in text
-    return _Left(*bare, len(before) + len(behind) - len(bare[0]) - len(bare[1]), likens)
+    return _Leftover(*bare, len(before) + len(behind) - len(bare[0]) - len(bare[1]), likens)
 
 
 def _is_distinct(tags: ThinkTags) -> bool:

@@ -99,24 +99,26 @@ class TextValue:
 
     def __init__(self, sink: Sink, nullable: bool) -> None:
         self._sink = sink
-        self._held: str | None = "" if nullable else None  # as long as it may become `null`
+        self._pending: str | None = "" if nullable else None  # as long as it may become `null`
         if not nullable:
             sink('"')
 
     def write(self, text: str) -> None:
         """Append to the text."""
-        if self._held is not None:
-            text = self._held + text
-            self._held = text if "null".startswith(text) else None
-            if self._held is not None:
+        if self._pending is not None:
+            text = self._pending + text
+            self._pending = text if "null".startswith(text) else None
+            if self._pending is not None:
                 return
             self._sink('"')
         self._sink(quoted(text)[1:-1])
 
     def end(self, closed: bool) -> None:
         """End the string, if the model ended the text."""
-        if self._held is not None:
-            self._sink("null" if closed and self._held == "null" else quoted(self._held)[: None if closed else -1])
+        if self._pending is not None:
+            self._sink(
+                "null" if closed and self._pending == "null" else quoted(self._pending)[: None if closed else -1]
+            )
         elif closed:
             self._sink('"')
 
@@ -126,13 +128,13 @@ class _AnyValue:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._held: list[str] = []
+        self._pending: list[str] = []
 
     def write(self, text: str) -> None:
-        self._held.append(text)
+        self._pending.append(text)
 
     def end(self, closed: bool) -> None:
-        self._sink(_typed("".join(self._held)))
+        self._sink(_typed("".join(self._pending)))
 
 
 def _typed(text: str) -> str:

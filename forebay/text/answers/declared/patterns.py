@@ -379,7 +379,7 @@ def find(cursor: Cursor, patterns: Patterns, sink: Sink) -> Reading[Match | None
         if cursor.ended:
             return None
         if finder.idle and cursor.record is None:
-            yield from cursor.rest(patterns.others, sink)
+            yield from cursor.wait_for_text(patterns.others, sink)
         else:
             yield
 
