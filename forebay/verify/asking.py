@@ -18,7 +18,7 @@ from forebay.engine.lifecycle.launch import launch
 from forebay.engine.stream import Stream
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Rendezvous
-from forebay.requests.updates import CacheReport, FinishReason, MemoryReport
+from forebay.requests.updates import CacheReport, FinishReason, History, MemoryReport, SpeculationReport, Update
 from forebay.verify.questions import Question
 
 NONE: Final[Mapping[str, Path]] = MappingProxyType({})
@@ -29,9 +29,10 @@ WELL_UNDER_WAY: Final = 3  # tokens: whoever has so many decodes
 class Answer:
     """The answer to a question: its tokens, their log-probabilities, and the engine's state around it.
 
-    `cache` and `memory` are the engine's reports on it. `concurrency` is the most answers that decoded at the same
-    time, itself included; `num_partly_accepted` the number of its drafts of which a token was accepted and a later one
-    rejected; `interrupted` whether all memory was released while it decoded.
+    `cache`, `memory` and `history` are the engine's reports on it, and `speculation` if it drafts tokens. `concurrency`
+    is the most answers that decoded at the same time, itself included; `num_partly_accepted` the number of its drafts
+    of which a token was accepted and a later one rejected; `interrupted` whether all memory was released while it
+    decoded.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -39,9 +40,21 @@ class Answer:
     finish: FinishReason | None = None
     cache: CacheReport = field(default_factory=CacheReport)
     memory: MemoryReport = field(default_factory=MemoryReport)
+    history: History = field(default_factory=History)
+    speculation: SpeculationReport | None = None
     concurrency: int = 0
     num_partly_accepted: int = 0
     interrupted: bool = False
+
+    def take(self, update: Update) -> None:
+        """Add the tokens of an update, and keep its reports."""
+        self.tokens += update.token_ids
+        self.logprobs += update.logprobs or []
+        self.finish = update.finish
+        self.cache = update.cache or self.cache
+        self.memory = update.memory or self.memory
+        self.history, self.speculation = update.history or self.history, update.speculation
+        self.num_partly_accepted = update.num_partly_accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +185,7 @@ class Engines:
                 async for update in stream:
                     if update.failure is not None:
                         raise from_code(update.failure.kind, update.failure.message, update.failure.code)
-                    answer.tokens += update.token_ids
-                    answer.logprobs += update.logprobs or []
-                    answer.finish = update.finish
-                    answer.cache = update.cache or answer.cache
-                    answer.memory = update.memory or answer.memory
-                    answer.num_partly_accepted = update.num_partly_accepted
+                    answer.take(update)
                     self._note_decoding(stream.request_id, answer)
                     if under_way and len(answer.tokens) >= WELL_UNDER_WAY:
                         under_way.set()

@@ -107,7 +107,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         Circumstance("all at once, from graphs", _GRAPHS, _at_once, _concurrency, _was_concurrent),
         Circumstance("coming and going", _GRAPHS, _coming, _concurrency, _was_concurrent),
         Circumstance("prompts in chunks", {**_GRAPHS, **chunks}, _coming, _in_chunks, _cut),
-        Circumstance("steps planned ahead", {**_GRAPHS, **_AHEAD}, _coming, _concurrency, _was_concurrent),
+        Circumstance("steps planned ahead", {**_GRAPHS, **_AHEAD}, _coming, _steps_ahead, _was_concurrent),
         Circumstance("pages of one token", one_token, _coming, _concurrency, _was_concurrent),
         Circumstance("from the prefix cache", {**_GRAPHS, **_CACHE}, _twice, _from_cache, _hit),
         Circumstance("evicted and asked again", {**_CACHE, **small}, _twice, _evicted, _missed_as_evicted),
@@ -161,7 +161,7 @@ def _with_drafts(speculative: Flags) -> list[Circumstance]:
     ]
     if planted is not speculative:
         name = f"drafts by {speculative['speculative_algorithm']}"
-        found.append(Circumstance(name, {**_GRAPHS, "drafts": speculative}, _twice, _acceptance, _answered))
+        found.append(Circumstance(name, {**_GRAPHS, "drafts": speculative}, _twice, _acceptance, _drafted_for))
     return found
 
 
@@ -171,7 +171,7 @@ def _apart(backend: TransferBackend) -> Circumstance:
         {"disaggregation_mode": mode, "disaggregation_transfer_backend": backend, "disaggregation_bootstrap_port": 0}
         for mode in (DisaggregationMode.DECODE, DisaggregationMode.PREFILL)
     ]
-    return Circumstance(name, {"roles": sides[0]}, _coming, _transferred, _answered, prefill_flags=sides[1])
+    return Circumstance(name, {"roles": sides[0]}, _coming, _transferred, _came_over, prefill_flags=sides[1])
 
 
 def _in_tiers(tiers: Settings, others: Settings, drafted: Touched) -> list[Circumstance]:
@@ -209,7 +209,7 @@ def with_adapters(room: Room, speculative: Flags) -> list[Circumstance]:
         adapted("adapters loaded anew", {**_GRAPHS, **_CACHE}, _reloaded, _loads, _hit),
         adapted("adapters, retracted", {**_pressed_for(room), **_GRAPHS}, _pressed, _retracted, _computed_again),
         adapted(
-            "adapters, prefill and decode", apart.settings, _coming, _transferred, _answered, prefill_flags=prefill
+            "adapters, prefill and decode", apart.settings, _coming, _transferred, _came_over, prefill_flags=prefill
         ),
         adapted("all of it, adapters", everything, _all, _much, _drafted(speculative)),
     ]
@@ -290,10 +290,15 @@ def _concurrency(engines: Engines, count: Counter[str]) -> str:
     return f"up to {engines.most_at_once} decoded at once" if engines.most_at_once > 1 else ""
 
 
+def _steps_ahead(engines: Engines, count: Counter[str]) -> str:
+    steps, found = count["engine.steps_ahead"], _concurrency(engines, count)
+    return f"{steps:,.0f} steps began before another's end, {found}" if steps and found else ""
+
+
 def _in_chunks(engines: Engines, count: Counter[str]) -> str:
-    longest = max(len(question.prompt) for question in engines.questions)
+    cut = [len(engines.questions[number].prompt) for number, answer in engines.all if answer.history.num_chunks > 1]
     most = engines.config.scheduling.chunked_prefill_size
-    return f"prompts of up to {longest} tokens, {most} a step" if longest > most else ""
+    return f"prompts of up to {max(cut)} tokens, {most} a step" if cut else ""
 
 
 def _cut_beside_others(engines: Engines, count: Counter[str]) -> str:
@@ -355,7 +360,7 @@ def _released(engines: Engines, count: Counter[str]) -> str:
 
 
 def _transferred(engines: Engines, count: Counter[str]) -> str:
-    arrived = engines.findings.num_answers
+    arrived = sum(_came_over(engines, engines.questions[number], answer) for number, answer in engines.all)
     return f"{arrived} came over, beside up to {engines.most_at_once - 1}" if arrived else ""
 
 
@@ -375,12 +380,21 @@ def _answered(engines: Engines, question: Question, answer: Answer) -> bool:
     return True
 
 
+def _came_over(engines: Engines, question: Question, answer: Answer) -> bool:
+    """Return whether the engine that decoded it computed nothing of its prompt."""
+    return answer.history.num_chunks == 0
+
+
+def _drafted_for(engines: Engines, question: Question, answer: Answer) -> bool:
+    return answer.speculation is not None
+
+
 def _was_concurrent(engines: Engines, question: Question, answer: Answer) -> bool:
     return answer.concurrency > 1
 
 
 def _cut(engines: Engines, question: Question, answer: Answer) -> bool:
-    return len(question.prompt) > engines.config.scheduling.chunked_prefill_size
+    return answer.history.num_chunks > 1
 
 
 def _was_cut_beside_others(engines: Engines, question: Question, answer: Answer) -> bool:

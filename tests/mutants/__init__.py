@@ -5,6 +5,7 @@
     python -m tests.mutants halt --jobs 2       two copies of the package at a time
     python -m tests.mutants --write             docs/contracts.md anew
     python -m tests.mutants draw AREA --seed N  changes drawn at random, see `draw.py`
+    python -m tests.mutants score --seed N      what `forebay verify` finds of them, see `score.py`
 
 `tests/simulation/mutations.py` is the other half: bugs for which the simulator must find a seed, whoever else finds
 them too.

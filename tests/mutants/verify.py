@@ -42,6 +42,13 @@ VERIFY = (
         "test_self_test_does_not_count_a_circumstance_that_differs_or_is_left_out_without_a_fault",
     ),
     Mutant(
+        "C28 a request whose prompt was computed here did not come over",
+        "verify/circumstances.py",
+        "    return answer.history.num_chunks == 0\n",
+        "    return True\n",
+        "verify/test_shown.py::test_prompt_counts_as_come_over_if_the_decode_engine_computed_none_of_it",
+    ),
+    Mutant(
         "C28 blame names the settings that are needed, and no others",
         "verify/blame.py",
         "self.needed.append(self.others.pop())",

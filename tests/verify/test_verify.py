@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -151,7 +152,8 @@ async def without_processes(
     adapters: Mapping[str, Path] = NONE,
 ) -> AsyncIterator[Engines]:
     """Engines whose answers a test gives."""
-    engines = Engines(configs[0], cast(AsyncEngine, None), None, questions, alone, adapters)
+    engine: Any = SimpleNamespace(info=SimpleNamespace(slot_bytes={"kv": 1}))
+    engines = Engines(configs[0], cast(AsyncEngine, engine), None, questions, alone, adapters)
 
     async def counters() -> Counter[str]:
         return Counter()

@@ -313,6 +313,7 @@ class EngineCore:
     def _launch(self, plan: StepPlan, width: int, work: int) -> None:
         try:
             fault.point("engine.launch")
+            self.stats.counters["engine.steps_ahead"] += bool(self._in_flight)
             self._in_flight.append(InFlight(plan, self._runner.launch(plan), width, work))
         except Exception as error:
             while self._in_flight:  # steps end in the order they were planned

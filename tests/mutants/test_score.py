@@ -1,0 +1,55 @@
+"""The score of `forebay verify`: which mutants are drawn, and what counts as found."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import nullcontext
+from typing import Any, cast
+
+import pytest
+
+from tests.mutants import MUTANTS, score
+from tests.mutants.mutant import Overlay, Stale
+
+
+def test_score_draws_the_same_mutants_of_the_engine_for_a_seed() -> None:
+    found = score.drawn(MUTANTS, 3, 20)
+    assert found == score.drawn(MUTANTS, 3, 20) != score.drawn(MUTANTS, 4, 20)
+    assert len({mutant.id for mutant in found}) == 20
+    assert all(mutant.file.startswith(("memory/", "scheduler/", "runtime/")) for mutant in found)
+    assert all(score.OF_TOKENS.intersection(mutant.contracts) for mutant in found)
+    assert len(score.drawn(MUTANTS, 3, 10**6)) < len(MUTANTS)
+
+
+class FakeOverlay:
+    """A copy of the package in which a run ends as given."""
+
+    root = "nowhere"
+
+    def __init__(self, ended: Any) -> None:
+        self.ended = ended
+
+    def changed(self, *change: Any) -> nullcontext[None]:
+        if isinstance(self.ended, Stale):
+            raise self.ended
+        return nullcontext()
+
+    def python(self, *arguments: Any) -> subprocess.CompletedProcess[str]:
+        if isinstance(self.ended, Exception):
+            raise self.ended
+        return subprocess.CompletedProcess([], self.ended[0], self.ended[1], "")
+
+
+@pytest.mark.parametrize(
+    ("ended", "result"),
+    [
+        ((0, "\n"), "missed"),
+        ((1, "alone\nretracted: different\n"), "retracted: different"),
+        ((1, ""), "exit code 1"),
+        ((-9, ""), "exit code -9"),
+        (subprocess.TimeoutExpired([], 1), "hangs"),
+        (Stale("gone"), "STALE gone"),
+    ],
+)
+def test_score_counts_a_mutant_as_found_unless_every_circumstance_is_the_same(ended: Any, result: str) -> None:
+    assert score.outcome("model", cast(Overlay, FakeOverlay(ended)), MUTANTS[0]) == result

@@ -1,0 +1,66 @@
+"""C28: a circumstance counts as shown only if the engine's reports say that it happened to the compared requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from forebay.requests.updates import History, SpeculationReport
+from forebay.verify.asking import Answer, Engines
+from forebay.verify.circumstances import Circumstance
+from forebay.verify.run import Verification
+from tests.verify.test_verify import QUESTION, said, small_model, tokenizer
+
+__all__ = ["small_model", "tokenizer"]  # fixtures
+
+
+@pytest.fixture(scope="module")
+def by_name(small_model: Path) -> dict[str, Circumstance]:
+    given = {"model_path": str(small_model), "speculative_algorithm": "STANDALONE"}
+    return {one.name: one for one in Verification(given, num=2, max_tokens=8, seed=0).circumstances}
+
+
+def judged(circumstance: Circumstance, answer: Answer, count: Counter[str] | None = None) -> tuple[bool, bool]:
+    """Return whether the circumstance is shown with this answer alone, and whether it touched it."""
+    config = SimpleNamespace(scheduling=SimpleNamespace(chunked_prefill_size=2))
+    engines: Any = SimpleNamespace(questions=[QUESTION], all=[(0, answer)], config=config, most_at_once=2)
+    engines = cast(Engines, engines)
+    return bool(circumstance.shown(engines, count or Counter())), circumstance.touched(engines, QUESTION, answer)
+
+
+@pytest.mark.parametrize(("num_chunks", "shown"), [(1, False), (2, True)])
+def test_prompt_counts_as_cut_if_the_engine_computed_several_chunks(
+    by_name: dict[str, Circumstance], num_chunks: int, shown: bool
+) -> None:
+    answer = replace(said([5]), history=History(num_chunks=num_chunks))
+    assert judged(by_name["prompts in chunks"], answer) == (shown, shown)
+
+
+@pytest.mark.parametrize(("num_chunks", "shown"), [(0, True), (1, False)])
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+def test_prompt_counts_as_come_over_if_the_decode_engine_computed_none_of_it(
+    by_name: dict[str, Circumstance], backend: str, num_chunks: int, shown: bool
+) -> None:
+    answer = replace(said([5]), history=History(num_chunks=num_chunks))
+    assert judged(by_name[f"prefill and decode apart, {backend}"], answer) == (shown, shown)
+
+
+@pytest.mark.parametrize(("report", "touched"), [(None, False), (SpeculationReport(1.0, 1.0), True)])
+def test_drafts_of_a_device_count_only_for_requests_that_had_some(
+    by_name: dict[str, Circumstance], report: SpeculationReport | None, touched: bool
+) -> None:
+    answer = replace(said([5]), speculation=report)
+    assert judged(by_name["drafts by STANDALONE"], answer, Counter(draft_tokens=3)) == (True, touched)
+
+
+@pytest.mark.parametrize(("steps", "shown"), [(0, False), (3, True)])
+def test_steps_planned_ahead_are_shown_by_their_counter(
+    by_name: dict[str, Circumstance], steps: int, shown: bool
+) -> None:
+    answer = replace(said([5]), concurrency=2)
+    assert judged(by_name["steps planned ahead"], answer, Counter({"engine.steps_ahead": steps})) == (shown, True)
