@@ -104,6 +104,12 @@ def test_complex_function_is_named_with_its_class() -> None:
     assert complex_functions(parsed({"x/a.py": source})) == {"x/a.py:A.f": MAX_COMPLEXITY + 1}
 
 
+def test_complex_function_before_a_simple_one_of_the_same_name_is_found() -> None:
+    branches = "\n".join("    if a: pass" for _ in range(MAX_COMPLEXITY))
+    source = f"def _():\n{branches}\ndef _():\n    pass\n"
+    assert complex_functions(parsed({"x/a.py": source})) == {"x/a.py:_": MAX_COMPLEXITY + 1}
+
+
 def _methods(*names: str) -> str:
     return "".join(f"    def {name}(self): ...\n" for name in names)
 

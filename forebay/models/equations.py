@@ -164,18 +164,21 @@ def _(part: AttentionSpec) -> Term:
     gate = "sigmoid(Wg h) " if part.output_gate or part.head_gate else ""
     seen = f"the last {part.sliding_window:,} tokens" if part.sliding_window else "all tokens so far"
     by = f"{times(part.output_scale)}Wo {gate}{out}"
-    value = "Wk h" if part.values_from_keys else "Wv h"
-    value = f"{times(part.value_scale)}{f'norm({value})' if part.value_norm else value}"
     sizes = f"{part.head_dim}{f' and {part.value_dim}' if part.value_dim else ''}"
     return Term(
         f"attention({times(part.input_scale)}{ARGUMENT})",
         (
             f"attention(h) = {by}  over {seen}",
-            f"  q = {_grown(part)}{q}, k = {k}, v = {value}; {part.num_heads} heads of {sizes}, "
+            f"  q = {_grown(part)}{q}, k = {k}, v = {_value(part)}; {part.num_heads} heads of {sizes}, "
             f"{part.num_kv_heads} of KV",
             *_rope(part.rope, interleaved=part.interleaved),
         ),
     )
+
+
+def _value(part: AttentionSpec) -> str:
+    value = "Wk h" if part.values_from_keys else "Wv h"
+    return f"{times(part.value_scale)}{f'norm({value})' if part.value_norm else value}"
 
 
 def _grown(part: AttentionSpec | LatentAttentionSpec) -> str:
