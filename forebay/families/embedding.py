@@ -6,6 +6,7 @@ The layout is sentence-transformers': `modules.json` lists the parts behind the 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeGuard
@@ -101,10 +102,19 @@ def _with_prompts(found: Embedding, path: Path) -> Embedding:
 
 
 def _of_gguf(path: Path) -> Embedding:
-    from forebay.formats.gguf import GgufFile  # brings numpy, which --help does without
     from forebay.formats.gguf_parts import model_file
 
-    file = GgufFile(model_file(path))
+    first = model_file(path)
+    state = first.stat() if first.exists() else None
+    return _of_parts(first, *(() if state is None else (state.st_ino, state.st_mtime_ns, state.st_size)))
+
+
+@lru_cache(maxsize=4)  # a start asks several times, and a vocabulary is long
+def _of_parts(path: Path, *state: int) -> Embedding:
+    """Read the settings of a GGUF model in the `state` in which its first file is."""
+    from forebay.formats.gguf import GgufFile  # brings numpy, which --help does without
+
+    file = GgufFile(path)
     key = f"{file.metadata.get('general.architecture')}.pooling_type"
     kind = file.metadata.get(key, _GGUF_NONE)
     if type(kind) is not int or kind not in (_GGUF_NONE, _GGUF_RANK, *_OF_GGUF):

@@ -180,16 +180,21 @@ class _Cursor:
     def _pieces(self, count: int, what: str) -> Iterator[bytes]:
         """Each is gone before the next is there: a list of all would leave holes in the heap when it goes."""
         offset, size, unpack = self.offset, self.size, _U64.unpack_from
+        buffer, have = self.buffer, len(self.buffer)
         for _ in range(count):
             start = offset + 8
-            if start > size:
-                raise self.fail(f"{what}: the file ends inside it")
-            self._fetch(start)
-            offset = start + unpack(self.buffer, offset)[0]
-            if offset > size:
-                raise self.fail(f"{what}: an entry runs past the end of the file")
-            self._fetch(offset)
-            yield self.buffer[start:offset]
+            if start > have:
+                if start > size:
+                    raise self.fail(f"{what}: the file ends inside it")
+                self._fetch(start)
+                buffer, have = self.buffer, len(self.buffer)
+            offset = start + unpack(buffer, offset)[0]
+            if offset > have:
+                if offset > size:
+                    raise self.fail(f"{what}: an entry runs past the end of the file")
+                self._fetch(offset)
+                buffer, have = self.buffer, len(self.buffer)
+            yield buffer[start:offset]
         self.offset = offset
 
     def numbers(self, dtype: np.dtype[Any], count: int, what: str) -> npt.NDArray[Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Self, overload
+from typing import Final, Self, overload
+
+_INNER: Final = bytes(range(0x80, 0xC0))  # bytes that begin no character
 
 
 class Strings(Sequence[str]):
@@ -18,10 +20,14 @@ class Strings(Sequence[str]):
         """Raises UnicodeDecodeError."""
         data, ends = bytearray(), array("I", [0])
         for text in texts:
-            text.decode()
             data += text
             ends.append(len(data))
         self._data, self._ends = bytes(data), ends
+        data.decode()
+        data.append(0)  # behind the last text
+        firsts = bytes(map(data.__getitem__, ends))
+        if len(firsts.translate(None, _INNER)) < len(firsts):
+            raise UnicodeDecodeError("utf-8", self._data, 0, len(self._data), "a text ends inside a character")
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Self:

@@ -128,6 +128,13 @@ def test_pooling_of_a_gguf_file_is_the_files(tmp_path: Path, kind: int, pooling:
     assert open_checkpoint(path).config.model_type == "llama"
 
 
+def test_embedding_of_gguf_file_that_changes_is_that_of_its_new_state(tmp_path: Path) -> None:
+    path, tensors = tmp_path / "m.gguf", llama_tensors("Q8_0")
+    for kind, pooling in ((1, "mean"), (2, "cls"), (2, "cls"), (3, "last")):
+        write_gguf(path, llama_metadata(pooling_type=kind), tensors, type_name="Q8_0")
+        assert embedding_of(path).pooling == pooling
+
+
 @pytest.mark.parametrize(
     ("own", "extra", "message"),
     [
