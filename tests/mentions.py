@@ -34,6 +34,8 @@ class Tree:
     docstrings: list[tuple[str, str]] = field(default_factory=list)  # behind the dotted name of their module
 
     def add_python(self, module: str, source: str, *, with_texts: bool = True) -> None:
+        for derived in ("words", "flags", "_joined_texts"):
+            vars(self).pop(derived, None)
         tree = ast.parse(source)
         nodes = list(ast.walk(tree))
         documentation = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}

@@ -20,7 +20,11 @@ from tests.deadlines import HANGS_S
 FILES = tuple(f"tests/engine/test_{name}.py" for name in ("llm", "sizing", "build", "draft_models"))
 OF_PROCESSES = "in_its_own_process or costs_only_that_steps_requests or tells_its_client"
 # Of the best variant that this machine runs, the suite itself tells.
-CPUS = [name for name in ("avx2", "avx512vnni") if name in {variant.name for variant in this_cpu().variants[1:]}]
+CPUS = [
+    pytest.param(name, marks=marks)
+    for name, marks in (("avx2", ()), ("avx512vnni", (pytest.mark.slow,)))
+    if name in {variant.name for variant in this_cpu().variants[1:]}
+]
 
 
 @pytest.mark.skipif(bool(this_cpu().simulated), reason="the whole suite runs on a simulated CPU")

@@ -7,6 +7,7 @@ a number. An oracle takes the settings of the server that it is compared with (`
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -18,6 +19,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 MAKERS: Final = {"LLM", "build_engine", "Tree", "serving"}
 COMMANDS: Final = {"serve", "generate", "perplexity"}  # behind `*FOREBAY`
+_MAKER: Final = re.compile(rf"\b({'|'.join(sorted(MAKERS))})\s*\(|FOREBAY\b")
 # Makers of these names that make no engine.
 HOMONYMS: Final = {
     "tests/test_mentions.py",
@@ -113,6 +115,8 @@ def makers(tree: ast.Module) -> Iterator[ast.Call | ast.List]:
 def unstated(path: Path) -> list[str]:
     """Return a line for each engine whose type the CPU chooses."""
     where = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
+    if not _MAKER.search(path.read_text()):
+        return []  # unparsed: most of the tests make no engine
     return [
         f"{where}:{call.lineno} {ast.unparse(call)[:80]}"
         for call in makers(module(path))

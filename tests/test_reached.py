@@ -35,7 +35,7 @@ def test_reached_follows_imports_of_support_code_and_names_in_commands() -> None
     }
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_tests_of_a_folder_have_its_own_and_the_gates_and_not_all() -> None:
     names = {f"{path.parent.name}/{path.name}" for path in reached.tests_of("cluster")}
     assert {"cluster/test_group.py", "tests/test_sizes.py"} <= names

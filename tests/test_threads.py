@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "forebay"
 
 def threads(source: str) -> Iterator[ast.Call]:
     """Yield the calls that make a thread."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(source)) if "Thread" in source else ():
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("threading.Thread", "Thread"):
             yield node
 

@@ -63,7 +63,7 @@ def test_what_cannot_be_made_is_said_and_leaves_nothing(
 
 
 @pytest.mark.long
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model_type", WITH_PICTURES)
 def test_model_that_reads_images_comes_with_its_encoder_tokens_and_processors(
     model_type: str, tmp_path: Path, embedded_model: Path, capsys: pytest.CaptureFixture[str]

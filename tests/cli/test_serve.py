@@ -139,10 +139,8 @@ def test_sigterm_ends_it_with_code_0(embedded_model: Path, tmp_path: Path) -> No
         assert tree.server.wait(HANGS_S) == 0, tree.output
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "words", [pytest.param(["-", "--max-tokens", "4"], marks=pytest.mark.slow), ["-n", "4"]], ids=["dash", "pipe"]
-)
+@pytest.mark.slow  # with a tiny model, every time: test_generate.py
+@pytest.mark.parametrize("words", [["-", "--max-tokens", "4"], ["-n", "4"]], ids=["dash", "pipe"])
 def test_generate_continues_a_prompt_from_standard_input(words: list[str], embedded_model: Path) -> None:
     command = [*FOREBAY, "generate", *words, "--temp", "0", "--dtype", "float32", "--kv-cache-bytes", "32MiB"]
     done = subprocess.run(command, input="The capital of France is\n", capture_output=True, text=True, timeout=HANGS_S)

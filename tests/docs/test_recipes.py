@@ -1,4 +1,4 @@
-"""The recipes of docs/contributing.md: each is applied to a copy of the tree, whose tests it names then pass."""
+"""The recipes of docs/contributing.md: each can be applied to the tree, and the tests that it names pass in a copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from tests.docs.test_examples import blocks
 PAGE = DOCS / "contributing.md"
 RECIPES = re.findall(r"(?m)^## (Add .*)$", PAGE.read_text())
 COPIED = ("forebay", "tests", "scripts")
-QUICK = {"Add a counter"}  # the others take more than 5 s
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +76,15 @@ def lint(copy: Path, recipe: str) -> None:
         assert done.returncode == 0, f"ruff {words[0]}: {done.stdout[-2000:]}{done.stderr[-1000:]}"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "applied",
-    [pytest.param(title, marks=[pytest.mark.slow] if title not in QUICK else []) for title in RECIPES],
-    indirect=True,
-)
+@pytest.mark.parametrize("title", RECIPES)
+def test_contributing_recipe_changes_lines_that_the_tree_has(title: str, tmp_path: Path) -> None:
+    for language, text in blocks(section(title, tmp_path)):
+        if language == "diff":
+            patch(ROOT, text, "--check")
+
+
+@pytest.mark.slow  # every time, that its changes can be applied: above
+@pytest.mark.parametrize("applied", RECIPES, indirect=True)
 def test_contributing_recipe_applied_to_a_copy_passes_its_gates(applied: str, copy: Path) -> None:
     gates = re.findall(r"`(tests/[^`]+)`", applied.rpartition("Run the gates")[2])
     assert gates, "the recipe names no gate"

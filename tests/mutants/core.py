@@ -4,7 +4,7 @@ from typing import Final
 
 from tests.mutants.mutant import Mutant
 
-_SEEDS: Final = "simulation/test_seeds.py::test_b1_b3_b7_c19_c27_every_request_ends_once_with_the_references_tokens[0]"
+_SEEDS: Final = "simulation/test_seeds.py::test_b1_b3_b7_c19_c27_every_request_ends_once_with_the_references_tokens"
 _SLEEPS: Final = (
     "simulation/test_sleeping.py::"
     "test_c25_c26_requests_end_once_with_their_versions_tokens_whenever_the_engine_sleeps[0]"

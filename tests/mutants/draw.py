@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -124,6 +125,11 @@ class Drawn:
         return f"{self.file}:{self.site.line}: {self.site.operator}\n    - {self.before}\n    + {self.site.replacement}"
 
 
+@lru_cache(maxsize=256)  # more than an area has files
+def _changes_of(file: str, source: str) -> tuple[Drawn, ...]:
+    return tuple(Drawn(file=file, site=site, before=site.quote(source)) for site in sites(source))
+
+
 def draw(files: Sequence[str], count: int, seed: int) -> list[Drawn]:
     """Return `count` different changes of `files` below `forebay/`, even by file: each has its turn before any has two.
 
@@ -132,8 +138,7 @@ def draw(files: Sequence[str], count: int, seed: int) -> list[Drawn]:
     chance = random.Random(seed)
     left: dict[str, list[Drawn]] = {}
     for file in files:
-        source = (REPOSITORY / "forebay" / file).read_text()
-        left[file] = [Drawn(file=file, site=site, before=site.quote(source)) for site in sites(source)]
+        left[file] = [*_changes_of(file, (REPOSITORY / "forebay" / file).read_text())]
         chance.shuffle(left[file])
     drawn: list[Drawn] = []
     while len(drawn) < count and (turn := [file for file in files if left[file]]):

@@ -147,7 +147,7 @@ RUNTIME = (
         "scheduler/step_draft.py",
         "if req.num_output < req.params.min_tokens else ()",
         "if not req.num_output < req.params.min_tokens else ()",
-        "simulation/test_restricted_seeds.py::test_c16_c22_c26_outputs_are_the_references_under_restrictions_too[0]",
+        "simulation/test_restricted_seeds.py::test_c16_c22_c26_outputs_are_the_references_under_restrictions_too",
     ),
     Mutant(
         "C16 penalties count no guess that was rejected",

@@ -246,7 +246,7 @@ def _run_one(seed: int) -> CompressedRunner:
     return sim.runner
 
 
-def run_seeds(seeds: range) -> CompressedOutcome:
+def run_seeds(seeds: Iterable[int]) -> CompressedOutcome:
     return sum(map(run_seed, seeds), CompressedOutcome(seeds=0))
 
 

@@ -16,8 +16,9 @@ from tests.simulation.event_log import Outcome
 from tests.simulation.grammars import HashGrammars, Matcher
 from tests.simulation.simulator import run_seed
 
-PER_CHUNK = 20
-SLOW = [pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 100)]
+PER_CHUNK = 10
+QUICK = 1  # its traffic is of the kind that finds bugs; that of any ten seeds need not be
+SLOW = [pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(200) if chunk != QUICK]
 PER_MUTATION = 60  # seeds, and each is found sooner
 SHARE = 0.7
 
@@ -31,14 +32,14 @@ def mutation(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("chunk", [0, *SLOW])
+@pytest.mark.parametrize("chunk", [QUICK, *SLOW])
 def test_c16_outputs_are_the_references_under_grammars_too(chunk: int) -> None:
     seeds = range(chunk * PER_CHUNK, (chunk + 1) * PER_CHUNK)
     outcome = sum((run_seed(seed, SHARE) for seed in seeds), Outcome(seeds=0))
-    if chunk == 0:  # the traffic is of the kind that finds bugs; any twenty seeds need not be
-        assert outcome.retractions >= 3
-        assert outcome.accepted >= 100
-    for seed in seeds[:5]:
+    if chunk == QUICK:
+        assert outcome.retractions >= 2
+        assert outcome.accepted >= 50
+    for seed in seeds[:3]:
         sleeping.run_seed(seed, SHARE)
 
 

@@ -129,7 +129,7 @@ def test_b5_with_no_slot_or_window_to_spare_whatever_fits_the_pool_finishes(kind
 # -- C-1 --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("every", [0, 3, 10])
 @pytest.mark.parametrize("chunk", [1, pytest.param(7, marks=pytest.mark.slow), 4, 16, 2048])
 @pytest.mark.parametrize("kind", HYBRIDS)

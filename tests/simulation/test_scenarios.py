@@ -15,7 +15,7 @@ from tests.simulation.rig import greedy, simulation, traffic
 
 
 @pytest.mark.long
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("every", [0, 3, 10])
 @pytest.mark.parametrize("chunk", [1, 7, 4, 16, 2048])
 def test_c1_c26_c28_tokens_do_not_depend_on_chunks_or_retractions(chunk: int, every: int) -> None:

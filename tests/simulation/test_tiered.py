@@ -15,7 +15,7 @@ from forebay.memory.slots import Ids
 from forebay.runtime.kinds.resident import HisparseCoordinator
 from tests.simulation.tiered import run_seeds
 
-SEEDS = 15
+SEEDS = 8
 
 
 @pytest.mark.parametrize("seeds", [range(SEEDS), pytest.param(range(SEEDS, 600), marks=pytest.mark.slow)])
