@@ -45,7 +45,8 @@ def metafunc(calls: list[SimpleNamespace], test: SimpleNamespace, selection: str
 @pytest.mark.parametrize(("selection", "num_items"), [("not slow", 2), ("", 6)])
 def test_thin_makes_items_of_slow_cases_in_the_long_tier_alone(selection: str, num_items: int) -> None:
     calls = [SimpleNamespace(id=str(i), params={"i": i}, marks=[pytest.mark.slow.mark][: i < 1]) for i in range(6)]
-    test = SimpleNamespace(nodeid="test_x", get_closest_marker={"quick": pytest.mark.quick(2).mark}.get)
+    mark = pytest.mark.quick(2).mark
+    test = SimpleNamespace(nodeid="test_x", own_markers=[mark], get_closest_marker={"quick": mark}.get)
     thin(metafunc(calls, test, selection), has_gpu=False)
     quick = [f"test_x[{call.id}]" for call in calls if not call.marks]
     assert {*quick} == sample([f"test_x[{i}]" for i in range(1, 6)], 2)
@@ -59,8 +60,19 @@ def test_thin_makes_items_of_cases_for_a_gpu_where_one_is_or_in_the_long_tier(
     selection: str, has_gpu: bool, kept: str
 ) -> None:
     calls = [SimpleNamespace(id=str(i), params={"i": i}, marks=[pytest.mark.gpu.mark][: i % 2]) for i in range(4)]
-    thin(metafunc(calls, SimpleNamespace(nodeid="test_x", get_closest_marker={}.get), selection), has_gpu=has_gpu)
+    test = SimpleNamespace(nodeid="test_x", own_markers=[], get_closest_marker={}.get)
+    thin(metafunc(calls, test, selection), has_gpu=has_gpu)
     assert [call.id for call in calls] == [*kept]
+
+
+@pytest.mark.parametrize(("own", "num_kept"), [(False, 6), (True, 10)])
+def test_thin_with_the_mark_of_a_file_keeps_pairs_if_they_are_fewer(own: bool, num_kept: int) -> None:
+    rows = [{"first": a, "second": b, "third": c} for a, b, c in product("xyz", "pq", "mn")]
+    calls = [SimpleNamespace(id=str(i), params=row, marks=[]) for i, row in enumerate(rows)]
+    mark = pytest.mark.quick(10).mark
+    test = SimpleNamespace(nodeid="test_x", own_markers=[mark][: int(own)], get_closest_marker={"quick": mark}.get)
+    thin(metafunc(calls, test, "not slow"), has_gpu=False)
+    assert len(calls) == num_kept
 
 
 def test_covering_product_keeps_every_pair_in_few_rows() -> None:

@@ -1,7 +1,8 @@
 """Which cases of a test the short tier runs; `make test-all` runs all of them.
 
 - Of a test with three parameters or more: cases in which every two values of two parameters meet, if they ever do.
-- Of a test with `@pytest.mark.quick(8)`: at most eight, and those pairs if they are no more.
+- Of a test with `@pytest.mark.quick(8)`: at most eight.
+- Of each test of a file with `pytestmark = pytest.mark.quick(8)`: at most eight, and those pairs if they are fewer.
 
 A test of the short tier of which a case takes more than a second is marked `long`: `tests/test_long_cases.py` counts
 them by folder. After a run those are listed that took as long and are not marked.
@@ -65,7 +66,7 @@ def _kept(test: pytest.Item, cases: Mapping[str, Mapping[str, object]]) -> set[s
     """Return the node ids of the cases of one test, given with their parameters, that the short tier runs."""
     mark = test.get_closest_marker("quick")
     most = mark.args[0] if mark else len(cases)
-    if max(map(len, cases.values()), default=0) < 3:
+    if max(map(len, cases.values()), default=0) < 3 or mark in test.own_markers:
         return sample([*cases], most)
     names = sorted(cases, key=_digest)  # where several would do, not the first of each list
     pairs = {names[i] for i in covering([cases[name] for name in names])}

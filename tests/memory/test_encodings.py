@@ -123,7 +123,7 @@ def test_clear_frees_all_blocks() -> None:
     rows.show("b", 4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data(), num_blocks=st.integers(3, 10))
 def test_c32_tenant_loses_encodings_only_while_it_holds_the_most_of_those_that_could_lose(data, num_blocks) -> None:
     """Encodings of one block: of those not in use, each evicted one was of a tenant that then held the most."""

@@ -393,7 +393,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
 
 
 TestHybridPoolMachine = HybridPoolMachine.TestCase
-TestHybridPoolMachine.settings = settings(QUICK, max_examples=60)
+TestHybridPoolMachine.settings = settings(QUICK, max_examples=40)
 
 
 @pytest.mark.slow

@@ -242,7 +242,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 QUICK = settings(
-    max_examples=150,
+    max_examples=100,
     stateful_step_count=40,
     derandomize=True,
 )

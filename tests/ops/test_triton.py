@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 import torch
@@ -400,11 +400,11 @@ def test_c31_a_scan_in_chunks_has_the_same_bits_wherever_a_step_begins_and_ends(
     case = SMALL[name]
     inputs = case.inputs(length, torch.bfloat16, seed=3)
     table = slots_of(case, length + 2, torch.bfloat16, torch.bfloat16, seed=7)
-    behind = {n + 1: n for n in range(1, length)}
+    ends_of = {width: [min(begin + width, length) for begin in begins] for width in (1, 5, length)}
+    behind = {n + 1: n for n in sorted({*begins, *chain(*ends_of.values())} - {length})}
     whole = case.call(ops, inputs, table, state_batch([length], [1], [[(n, slot) for slot, n in behind.items()]]))
-    for width in (1, 5, length):
+    for ends in ends_of.values():
         after = table.clone()
-        ends = [min(begin + width, length) for begin in begins]
         lens = [end - begin for begin, end in zip(begins, ends, strict=True)]
         tokens = joined([cut(inputs, begin, end) for begin, end in zip(begins, ends, strict=True)])
         slots = [begin + 1 for begin in begins]

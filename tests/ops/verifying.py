@@ -91,12 +91,19 @@ def verify(ops: Ops, case: Case, inputs: Sequence[Inputs], table: Tensor, step: 
 def decode(
     ops: Ops, case: Case, inputs: Sequence[Inputs], table: Tensor, step: Sequence[Verified]
 ) -> list[list[Tensor]]:
-    """The tokens that stay, one step each, and a copy where somebody wishes for one. Outputs by sequence and token."""
+    """Decode the tokens that stay, one of each sequence in a step, and copy a state where a sequence wishes for it.
+
+    Returns outputs by sequence and token."""
     outputs: list[list[Tensor]] = [[] for _ in step]
-    for seq, tokens, out in zip(step, inputs, outputs, strict=True):
-        for t in range(seq.num_new if seq.slot else 0):
-            batch = state_batch([1], [seq.slot], before=[seq.start + t])
-            out.append(case.call(ops, cut(tokens, t, t + 1), table, batch))
-            if seq.wish_slot and seq.start + t + 1 == seq.wish:
-                table[seq.wish_slot] = table[seq.slot]
+    for t in range(max((seq.num_new for seq in step), default=0)):
+        live = [i for i, seq in enumerate(step) if seq.slot and t < seq.num_new]
+        if not live:
+            break
+        slots, before = [step[i].slot for i in live], [step[i].start + t for i in live]
+        tokens = joined([cut(inputs[i], t, t + 1) for i in live])
+        out = case.call(ops, tokens, table, state_batch([1] * len(live), slots, before=before))
+        for at, i in enumerate(live):
+            outputs[i].append(out[at : at + 1])
+            if step[i].wish_slot and step[i].start + t + 1 == step[i].wish:
+                table[step[i].wish_slot] = table[step[i].slot]
     return outputs

@@ -33,6 +33,9 @@ CORPUS = [
     "",
 ]
 
+CHAT = [{"role": "user", "content": "hello <b>"}]
+STORED = Path(__file__).with_name("embedded.json")
+
 needs_model = pytest.mark.skipif(not EMBEDDED.exists(), reason="the embedded model is not in the cache")
 
 
@@ -41,17 +44,29 @@ def embedded() -> Tokenizer:
     return Tokenizer.from_path(EMBEDDED)
 
 
-@needs_model
-def test_embedded_model_gives_the_ids_of_transformers(embedded: Tokenizer) -> None:
+def ids_of_transformers() -> dict[str, Any]:
+    """Return the ids of the texts and of a chat by transformers, which takes four seconds to read the file."""
     transformers = pytest.importorskip("transformers")
     oracle = transformers.AutoTokenizer.from_pretrained(EMBEDDED.parent, gguf_file=EMBEDDED.name)
-    for text in CORPUS:
+    chat = oracle.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    return {"texts": [oracle(text)["input_ids"] for text in CORPUS], "chat": oracle(chat)["input_ids"]}
+
+
+@pytest.mark.slow
+@needs_model
+def test_stored_ids_are_those_of_transformers() -> None:
+    assert json.loads(STORED.read_text()) == ids_of_transformers()
+
+
+@needs_model
+def test_embedded_model_gives_the_ids_of_transformers(embedded: Tokenizer) -> None:
+    """Which are stored: the long tier computes them again."""
+    stored = json.loads(STORED.read_text())
+    for text, expected in zip(CORPUS, stored["texts"], strict=True):
         ids = embedded.encode(text)
-        assert ids == oracle(text)["input_ids"], text
+        assert ids == expected, text
         assert embedded.decode(ids) == text
-    chat = [{"role": "user", "content": "hello <b>"}]
-    text = oracle.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    assert embedded.encode_chat(chat) == oracle(text)["input_ids"]
+    assert embedded.encode_chat(CHAT) == stored["chat"]
 
 
 @needs_model
