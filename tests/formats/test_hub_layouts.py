@@ -13,6 +13,7 @@ from forebay.base.errors import ModelError
 from forebay.cli.main import main
 from forebay.engine.client.llm import LLM
 from forebay.formats.gguf_parts import part_names
+from forebay.formats.mmproj_files import mmproj_beside
 from forebay.formats.store import find_model
 from forebay.requests.sampling_params import SamplingParams
 from tests.formats import gguf_files, hub_server
@@ -290,3 +291,21 @@ def test_pull_revision_outside_cache_is_refused(
 def test_pull_repository_name_of_no_hub_is_refused(hub: hub_server.Hub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "pull", "org/na--me"]) == 2
     assert "no repository can be called org/na--me" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_pull_of_a_gguf_model_fetches_the_encoder_of_its_repository(
+    hub: hub_server.Hub, made: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.files = {
+        "q8/m-Q8_0.gguf": made["m-Q8_0.gguf"],
+        "mmproj-F16.gguf": b"GGUF" + bytes(60),
+        "mmproj-F32.gguf": bytes(128),
+        "mmproj-other-F16.gguf": bytes(64),
+    }
+    assert main(["models", "pull", "org/name:Q8_0"]) == 0
+    path = Path(capsys.readouterr().out.splitlines()[-1])
+    folder = path.parents[1]
+    there = {entry.relative_to(folder).as_posix() for entry in folder.rglob("*") if entry.is_file()}
+    assert there == {"q8/m-Q8_0.gguf", "mmproj-F16.gguf"}
+    assert mmproj_beside(path) == folder / "mmproj-F16.gguf"

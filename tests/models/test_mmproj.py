@@ -28,10 +28,8 @@ from tests.models.mmproj_files import vocabulary, write_language_model, write_mm
 from tests.models.outers import OUTERS, make_outer
 from tests.together import together
 
-NAMES = [
-    "smolvlm", "idefics3", "lfm2_vl", "mistral3", "gemma3", "gemma4", "gemma4-experts", "gemma4-causal", "qwen2_vl",
-    "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe",
-]  # fmt: skip
+NAMES = ["smolvlm", "lfm2_vl", "mistral3", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+SLOW = ["gemma4", "idefics3", "gemma4-experts", "gemma4-causal", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 
 SHIFTED = "model.multi_modal_projector.mm_soft_emb_norm.weight"
 
@@ -72,8 +70,7 @@ def as_in_gguf(vision: VisionConfig, kind: str) -> VisionConfig:
     return replace(vision, kind=kind, mean=mean, std=std)
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_encoder_of_a_gguf_file_equals_that_of_safetensors(
     name: str, made: Callable[[str], Made], tmp_path: Path
 ) -> None:
