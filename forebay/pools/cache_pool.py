@@ -20,8 +20,10 @@ from forebay.memory.slots import PAD
 from forebay.ops.reference.attention import KvCache
 from forebay.ops.reference.compression import TokenRing
 from forebay.pools.cache_spec import CacheColumn, CacheSpec, Tier, cache_sizes
+from forebay.pools.copy_stream import CopyStream
+from forebay.pools.mover import Mover
 from forebay.pools.regions import Take
-from forebay.pools.table import Column, Region, Table
+from forebay.pools.table import Column, Table
 from forebay.pools.tiers import HotRows, HotSizes, TakeTiers, Tiers, hot_columns
 
 
@@ -45,8 +47,9 @@ class CachePool:
     number.
 
     `num_slots` counts pages or slots by kind, without the padding one; a kind that is not named has padding alone.
-    A kind with pages of its own has a page map, by name in `page_maps`. The memory comes from `take`; None: from torch.
-    KV in the host tier has `tiers`, whose hot buffers have the sizes `hot` and whose memory comes from `take_tiers`.
+    A kind with pages of its own has a page map, by name in `page_maps`. `mover` copies all columns. The memory comes
+    from `take`; None: from torch. KV in the host tier has `tiers`, whose hot buffers have the sizes `hot` and whose
+    memory comes from `take_tiers`.
     """
 
     def __init__(
@@ -74,11 +77,18 @@ class CachePool:
             kind: Table(self.num_ids[kind], columns=own, made=made if kind == KV else {}, **where)
             for kind, own in columns.items()
         }
+        self.mover = self._make_mover(torch.device(device))
         # Of a sequence's tokens so many are read, the next among them; where no number is, all.
         kinds = cache_sizes(self.specs, types).kinds
         self.num_read: dict[str, int] = {name: size.num_read for name, size in kinds.items()}
         self.page_maps = self._make_page_maps(where)
         self._layers = [self._make_layer(layer, own) for layer, own in enumerate(declared)]
+
+    def _make_mover(self, device: torch.device) -> Mover:
+        """Make a mover, which copies between a GPU and the host on a stream of its own."""
+        declared = {kind: {name: table[name] for name in table.columns} for kind, table in self.tables.items()}
+        stream = CopyStream(device) if device.type == "cuda" else None
+        return Mover(declared, self.page_size, {} if self.tiers is None else self.tiers.resident, stream)
 
     def _make_page_maps(self, where: Mapping[str, Any]) -> dict[str, Tensor]:
         with_pages = [kind for kind in CACHES[1:] if has_pages(kind) and self.has(kind)]
@@ -151,10 +161,6 @@ class CachePool:
             table.reset_padding()
         if self.tiers is not None:
             self.tiers.reset_padding()
-
-    def regions(self) -> list[Region]:
-        """Return the memory region of every column, for copies of pages and slots."""
-        return [region for kind, table in self.tables.items() for region in table.regions(kind)]
 
 
 def _name(layer: int, column: CacheColumn) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Final, NamedTuple, Self, overload
+from typing import ClassVar, Final, Self, overload
 
 import torch
 from torch import Tensor
@@ -13,20 +13,6 @@ from forebay.memory.slots import PAD
 from forebay.pools.regions import Take
 
 NOTHING_MADE: Final[Mapping[str, Tensor]] = {}
-
-
-class Region(NamedTuple):
-    """The memory of a column: row i, of a `kind` of rows, starts at `address + i * bytes_per_row`."""
-
-    name: str
-    kind: str
-    address: int
-    num_rows: int
-    bytes_per_row: int
-
-    @property
-    def num_bytes(self) -> int:
-        return self.num_rows * self.bytes_per_row
 
 
 class Column:
@@ -94,11 +80,6 @@ class Table:
     def tensors(self) -> Iterable[Tensor]:
         return self._tensors.values()
 
-    @property
-    def entries(self) -> Iterable[tuple[str, Tensor]]:
-        """The columns by name. All that copies rows copies these."""
-        return self._tensors.items()
-
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
@@ -132,11 +113,6 @@ class Table:
             if live < padded:
                 tensor[live:padded].fill_(pads[name])
 
-    def copy_rows(self, src: Tensor, dst: Tensor) -> None:
-        """Rows `dst` become what rows `src` were before the call."""
-        for _, tensor in self.entries:
-            tensor.index_copy_(0, dst, tensor.index_select(0, src))
-
     def reset_rows(self, rows: Tensor) -> None:
         for name, tensor in self._tensors.items():
             tensor.index_fill_(0, rows, self._pads[name])
@@ -152,13 +128,6 @@ class Table:
         for name, tensor in self._tensors.items():
             if self._pads[name] != 0:
                 tensor.fill_(self._pads[name])
-
-    def regions(self, kind: str) -> list[Region]:
-        """`kind` says what a row is."""
-        return [
-            Region(name, kind, tensor.data_ptr(), self.num_rows, tensor.stride(0) * tensor.itemsize)
-            for name, tensor in self.entries
-        ]
 
 
 def _shape(column: Column, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -29,7 +29,6 @@ from forebay.pools.table import Column, Table
 # Tokens: the host tier begins at a multiple, which is a page of memory whatever a token's bytes are, so that it can be
 # a file.
 _ALIGN: Final = max(4096, mmap.PAGESIZE)
-_LOADED: Final = 256  # pages that are copied at once
 _MOST_LOCATIONS: Final = 1 << 31  # int32
 
 TakeTiers = Callable[[int, int], Tensor]
@@ -103,13 +102,14 @@ class Tiers:
         """Return the tiers of a layer; None for a layer with all of its KV on the device."""
         return self._layers.get(layer)
 
-    def load(self, pages: Tensor, slots: Tensor) -> None:
-        """Copy pages of the host tier into resident pages."""
-        for column in self._columns.values():
-            on_host = column[self.layout.host_base :].view(self._num_pages, self._page_size, *column.shape[1:])
-            resident = column[: self.layout.hot_base].view(self._num_resident, self._page_size, *column.shape[1:])
-            for some, copies in zip(torch.split(pages, _LOADED), torch.split(slots, _LOADED), strict=True):
-                resident.index_copy_(0, copies, on_host.index_select(0, some))
+    @property
+    def resident(self) -> dict[str, Tensor]:
+        """The resident pages of each column by name, [num_resident, page_size, ...]."""
+        of_pages = {name: column[: self.layout.hot_base] for name, column in self._columns.items()}
+        return {
+            name: tokens.view(self._num_resident, self._page_size, *tokens.shape[1:])
+            for name, tokens in of_pages.items()
+        }
 
     def reset_padding(self) -> None:
         """Reset the padding row and the padding page after steps that wrote there."""

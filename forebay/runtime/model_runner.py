@@ -94,7 +94,7 @@ class ModelRunner:
         self._bounds = self._pool_bounds(width)
         self._forward = Forward(model, ops, rows, cache, taps, encodings)
         self.proposer = None if proposer is None else proposer(self._forward)
-        self.mover = Mover.of(cache)
+        self.mover = cache.mover
         self.inputs = StepInputs(
             self._forward,
             self.mover,

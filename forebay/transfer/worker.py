@@ -164,7 +164,7 @@ def transfers_of(options: DisaggregationOptions, cache: CachePool, layout: Layou
         instance=secrets.token_hex(16),
         shapes=shapes,
         memory=memory_of(cache, shapes),
-        regions=[region for region in cache.regions() if region.kind in shapes],
+        regions=[region for kind in shapes for region in cache.mover.regions(kind)],
     )
     opened = open_transports(endpoint, place)
     engine = LocalEngine(
@@ -182,7 +182,7 @@ def transfers_of(options: DisaggregationOptions, cache: CachePool, layout: Layou
 
 def memory_of(cache: CachePool, shapes: Mapping[str, KindShape]) -> Memory:
     """Return the memory of a cache, on the host or on a GPU."""
-    if any(tensor.is_cuda for table in cache.tables.values() for tensor in table.tensors):
+    if cache.mover.device.type == "cuda":
         from forebay.transfer.wire.memory import DeviceMemory
 
         return DeviceMemory(cache, shapes)

@@ -78,7 +78,7 @@ def test_c19_check_every_model_type_finds_the_bits_that_are_cached(model_type: s
 
 def flip(engine: Engine, kind: str, slot: int) -> None:
     runner = engine.core._runner
-    _, tensor = next(iter(runner.cache.tables[kind].entries))
+    tensor = next(iter(runner.cache.tables[kind].tensors))
     tensor.view(len(tensor), -1).view(torch.uint8)[slot, 0] ^= 1
 
 

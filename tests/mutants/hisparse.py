@@ -74,7 +74,7 @@ HISPARSE = (
     Mutant(
         "C19 C23 the copies of a prefix hit hold what the host tier has",
         "runtime/kinds/resident.py",
-        'self._tiers.load(columns["load_pages"], columns["load_slots"])',
+        'self._cache.mover.load(columns["load_pages"], columns["load_slots"])',
         "pass",
         _TOKENS + "test_hisparse_prefix_hits_equal_off",
     ),

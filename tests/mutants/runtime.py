@@ -300,16 +300,16 @@ RUNTIME = (
     ),
     Mutant(
         "C6 a copied slot is copied in every layer",
-        "pools/table.py",
-        "        for _, tensor in self.entries:\n            tensor.index_copy_(0, dst",
-        "        for _, tensor in list(self.entries)[:1]:\n            tensor.index_copy_(0, dst",
+        "pools/mover.py",
+        "        for column in self._columns[kind].values():\n            column.index_copy_(0, target",
+        "        for column in [*self._columns[kind].values()][1:]:\n            column.index_copy_(0, target",
         "pools/test_cache_pool.py::test_c6_clearing_and_copying_touch_the_named_slots_of_every_layer",
     ),
     Mutant(
         "C26 8-bit KV comes back from the host with its scales",
-        "pools/mover.py",
-        "[tensor for _, tensor in table.entries]",
-        "[tensor for _, tensor in table.entries if tensor.dtype is not torch.float32]",
+        "pools/cache_pool.py",
+        "{name: table[name] for name in table.columns}",
+        "{name: table[name] for name in table.columns if table[name].dtype is not torch.float32}",
         "pools/test_cache_pool.py::test_c26_a_copy_of_8_bit_kv_brings_its_scales_along",
     ),
     Mutant(
@@ -321,9 +321,9 @@ RUNTIME = (
     ),
     Mutant(
         "C26 all that copies rows copies every column that the layers declare",
-        "pools/table.py",
-        "        return self._tensors.items()",
-        "        return list(self._tensors.items())[1:]",
+        "pools/cache_pool.py",
+        "{name: table[name] for name in table.columns}",
+        "{name: table[name] for name in [*table.columns][1:]}",
         "pools/test_movers.py::test_mover_every_model_type_every_declared_column_comes_back",
     ),
     Mutant(

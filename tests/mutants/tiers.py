@@ -85,16 +85,16 @@ TIERS = (
     ),
     Mutant(
         "C6 a mover copies all tensors that layers declare",
-        "pools/mover.py",
-        "[tensor for _, tensor in table.entries] for",
-        "[tensor for _, tensor in table.entries][:1] for",
+        "pools/cache_pool.py",
+        "{name: table[name] for name in table.columns}",
+        "{name: table[name] for name in [*table.columns][:1]}",
         "pools/test_movers.py::test_mover_every_model_type_every_declared_column_comes_back[host_rows]",
     ),
     Mutant(
         "C6 copy-on-write copies all tensors that layers declare",
-        "pools/table.py",
-        "for _, tensor in self.entries:",
-        "for _, tensor in [*self.entries][:1]:",
+        "pools/mover.py",
+        "        for column in self._columns[kind].values():\n            column.index_copy_(0, target",
+        "        for column in [*self._columns[kind].values()][:1]:\n            column.index_copy_(0, target",
         "pools/test_movers.py::test_mover_every_model_type_every_declared_column_comes_back[copy_on_write]",
     ),
     Mutant(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from forebay.config.engine_config import CacheTypes
 from forebay.pools.cache_pool import CachePool
+from forebay.pools.mover import Region
 
 
 def cache_types(
@@ -21,3 +22,8 @@ def cache_types(
 def all_tensors(cache: CachePool) -> Iterator[Tensor]:
     """By page, by window page and by state slot."""
     return (tensor for table in cache.tables.values() for tensor in table.tensors)
+
+
+def regions_of(cache: CachePool) -> list[Region]:
+    """The memory of every column, kind by kind."""
+    return [region for kind in cache.tables for region in cache.mover.regions(kind)]

@@ -18,9 +18,9 @@ from forebay.pools.cache_spec import (
     SlidingWindow,
     cache_sizes,
 )
-from forebay.pools.mover import Mover, Places, num_bytes
+from forebay.pools.mover import Places, num_bytes
 from forebay.pools.regions import Regions, Tag
-from tests.pools.caches import all_tensors, cache_types
+from tests.pools.caches import all_tensors, cache_types, regions_of
 
 EVERYTHING = (
     FullAttention(num_kv_heads=2, head_dim=5),
@@ -83,7 +83,7 @@ def test_latent_values_lie_within_the_keys_rows():
 def test_the_bytes_are_those_that_sizing_reckons_with(types):
     cache = CachePool(EVERYTHING, types, page_size=3, num_slots={"kv": 4, "window": 3, "state": 2}, device="cpu")
     sizes, num_bytes = cache_sizes(EVERYTHING, types), Counter[str]()
-    for region in cache.regions():
+    for region in regions_of(cache):
         num_bytes[region.kind] += region.num_bytes
     assert num_bytes["kv"] == 15 * sizes.kv_bytes_per_token
     assert num_bytes["window"] == 12 * sizes.num_bytes("window")
@@ -104,7 +104,7 @@ def test_c6_clearing_and_copying_touch_the_named_slots_of_every_layer():
     for tensor in cache.tables["state"].tensors:
         tensor.copy_(torch.rand(tensor.shape) + 1)
     before = [tensor.clone() for tensor in cache.tables["state"].tensors]
-    cache.tables["state"].copy_rows(torch.tensor([2]), torch.tensor([1]))
+    cache.mover.copy("state", torch.tensor([2]), torch.tensor([1]))
     cache.tables["state"].reset_rows(torch.tensor([2]))
     for tensor, was in zip(cache.tables["state"].tensors, before, strict=True):
         assert torch.equal(tensor[1], was[2])
@@ -117,10 +117,10 @@ def test_c26_a_copy_on_the_host_comes_back_into_other_places():
     for tensor in all_tensors(cache):
         tensor.copy_(torch.rand(tensor.shape))
     before = [tensor.clone() for tensor in all_tensors(cache)]
-    copy = Mover(cache).read(places([3, 1], [2], [1]))
+    copy = cache.mover.read(places([3, 1], [2], [1]))
     for tensor in all_tensors(cache):
         tensor.fill_(float("nan"))
-    Mover(cache).write(copy, places([2, 4], [3], [2]))
+    cache.mover.write(copy, places([2, 4], [3], [2]))
     tensors = list(all_tensors(cache))
     moves = [(3, 2), (1, 4)]
     for i, (tensor, was) in enumerate(zip(tensors, before, strict=True)):
@@ -156,10 +156,10 @@ def test_c26_a_copy_of_8_bit_kv_brings_its_scales_along():
         tensor.copy_(torch.randint(-100, 100, tensor.shape) if tensor.dtype == torch.int8 else torch.rand(tensor.shape))
     before = [[tensor.clone() for tensor in layer] for layer in tensors()]
     assert all(layer[-1].dtype == torch.float32 for layer in before)
-    copy = Mover(cache).read(places([3], [2], []))
+    copy = cache.mover.read(places([3], [2], []))
     for tensor in all_tensors(cache):
         tensor.zero_()
-    Mover(cache).write(copy, places([1], [3], []))
+    cache.mover.write(copy, places([1], [3], []))
     for (was, now), (source, target) in zip(zip(before, tensors(), strict=True), [(3, 1), (2, 3), (3, 1)], strict=True):
         for old, new in zip(was, now, strict=True):
             assert torch.equal(new[3 * target : 3 * target + 3], old[3 * source : 3 * source + 3])
@@ -180,7 +180,7 @@ def test_a_large_cache_takes_no_memory_until_it_is_written():
     before = resident_bytes()
     take = partial(Regions().take, Tag.KV_CACHE)
     cache = pool([FullAttention(num_kv_heads=2, head_dim=5)], num_pages=200_000, page_size=16, take=take)
-    assert sum(region.num_bytes for region in cache.regions()) > 240 << 20
+    assert sum(region.num_bytes for region in regions_of(cache)) > 240 << 20
     assert resident_bytes() - before < 32 << 20
     cache.kv(0).k[: 64 << 14].fill_(1.0)
     assert resident_bytes() - before >= 32 << 20

@@ -34,26 +34,32 @@ def cache(gpu: FakeGpu) -> CachePool:
     return CachePool(specs, CacheTypes(), num_slots={"kv": NUM_PAGES}, page_size=PAGE_SIZE, device="cpu")
 
 
+def streamed(cache: CachePool) -> Mover:
+    """The mover of a cache whose device has streams."""
+    table = cache.tables["kv"]
+    return Mover({"kv": {name: table[name] for name in table.columns}}, PAGE_SIZE, {}, CopyStream(DEVICE))
+
+
 def pages(*slots: int) -> dict[str, torch.Tensor]:
     return {"kv": torch.tensor(slots)}
 
 
 def step(cache: CachePool, value: float) -> None:
     """A step that writes all pages."""
-    for _, tensor in cache.tables["kv"].entries:
+    for tensor in cache.tables["kv"].tensors:
         tensor.fill_(value)
 
 
 def values(cache: CachePool, page: int) -> float:
     """What a step reads of a page."""
-    _, tensor = next(iter(cache.tables["kv"].entries))
+    tensor = next(iter(cache.tables["kv"].tensors))
     return float(tensor.select(0, page).clone().flatten().tolist()[0])
 
 
 def test_c26_a_copy_of_a_retracted_request_has_what_steps_wrote_before_it_and_later_steps_read_it(
     cache: CachePool, gpu: FakeGpu
 ) -> None:
-    copies = HostCopies(Mover(cache, CopyStream(DEVICE)))
+    copies = HostCopies(streamed(cache))
     step(cache, 1.0)
     copies.save(1, pages(1, 2))
     step(cache, 2.0)
@@ -63,7 +69,7 @@ def test_c26_a_copy_of_a_retracted_request_has_what_steps_wrote_before_it_and_la
 
 
 def test_c26_rows_of_a_sleeping_engine_are_read_by_the_host_once_they_are_there(cache: CachePool) -> None:
-    mover = Mover(cache, CopyStream(DEVICE))
+    mover = streamed(cache)
     step(cache, 1.0)
     rows = mover.read(pages(1))
     with pytest.raises(Race, match="host and stream 1"):
@@ -73,7 +79,7 @@ def test_c26_rows_of_a_sleeping_engine_are_read_by_the_host_once_they_are_there(
 
 
 def test_c31_a_tier_gets_rows_of_a_gpu_once_they_have_arrived_and_gives_them_back(cache: CachePool) -> None:
-    mover = Mover(cache, CopyStream(DEVICE))
+    mover = streamed(cache)
     store = HostStore(mover, {"kv": NUM_PAGES})
     stores = TierStores(mover, {"host": store})
     one, two = (
@@ -93,7 +99,7 @@ def test_c31_a_tier_gets_rows_of_a_gpu_once_they_have_arrived_and_gives_them_bac
 
 def test_races_are_found_where_a_stream_does_not_wait(cache: CachePool, gpu: FakeGpu) -> None:
     """The fake can fail: another stream reads what a step has written, without an event between."""
-    _, tensor = next(iter(cache.tables["kv"].entries))
+    tensor = next(iter(cache.tables["kv"].tensors))
     step(cache, 1.0)
     with gpu.within(gpu.stream()), pytest.raises(Race):
         tensor.clone()

@@ -83,12 +83,6 @@ def test_head_shares_memory():
     assert head.count.data_ptr() == table.count.data_ptr()
 
 
-def test_copy_rows_reads_all_sources_before_it_writes():
-    table = scribbled()
-    table.copy_rows(torch.tensor([1, 2, 3]), torch.tensor([2, 3, 1]))
-    assert table.count.tolist() == [100, 103, 101, 102, 104, 105]
-
-
 def test_reset_rows_and_reset_padding_touch_no_other_row():
     table = scribbled()
     table.reset_rows(torch.tensor([2, 4]))
@@ -97,19 +91,6 @@ def test_reset_rows_and_reset_padding_touch_no_other_row():
     assert table.count.tolist() == [-1, 101, -1, 103, -1, 105]
     assert_padded(table, slice(0, 1))
     assert (table.share[1] == 7.0).all()
-
-
-def test_regions_say_where_every_row_lies():
-    """Row i of each column is at address + i * bytes_per_row, and nothing else belongs to a row."""
-    table = things()
-    regions = {region.name: region for region in table.regions("thing")}
-    assert {name: region.bytes_per_row for name, region in regions.items()} == {"count": 8, "share": 24, "flag": 1}
-    assert {region.kind for region in regions.values()} == {"thing"}
-    for name, region in regions.items():
-        assert region.num_rows == ROWS
-        assert [region.address + i * region.bytes_per_row for i in range(ROWS)] == [
-            table[name][i].data_ptr() for i in range(ROWS)
-        ]
 
 
 def test_subclasses_add_columns_and_leave_their_parents_as_they_were():

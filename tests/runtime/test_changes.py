@@ -17,7 +17,6 @@ from forebay.layers.context import ForwardContext
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow
-from forebay.pools.mover import Mover
 from forebay.pools.request_rows import RequestRows
 from forebay.requests.step_plan import HostCopy, StepPlan
 from forebay.runtime.sampling.row_options import Sampling
@@ -159,7 +158,7 @@ def test_changes_of_random_plans_in_a_row_are_those_of_lists(seed, max_num_token
     rows = RequestRows(NUM_ROWS, PAGES)
     rows.kv_lens.copy_(torch.from_numpy(rng.integers(0, 3, NUM_ROWS + 1)))
     forward = Forward(FakeModel(), Ops(1), rows, cache)
-    staging = StepInputs(forward, Mover(forward.cache), max_num_tokens=max_num_tokens)
+    staging = StepInputs(forward, forward.cache.mover, max_num_tokens=max_num_tokens)
     for step in range(5):
         for entries in (lists.pages, lists.windows, lists.slots):  # as if a model had written everywhere
             entries[:] = rng.integers(1, 1 << 20, len(entries)).astype(float).tolist()

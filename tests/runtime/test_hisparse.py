@@ -21,6 +21,7 @@ from forebay.runtime.host.bounds import IndexOutOfPool
 from forebay.runtime.kinds.resident import HisparseCoordinator
 from tests.kernels import VARIANTS, native_ops
 from tests.ops.triton_device import INTERPRETER_ALONE, TritonOps
+from tests.pools.caches import regions_of
 from tests.runtime.readbacks import readbacks
 
 PAGE, COLUMNS, ROWS, PAGES, RESIDENT = 4, 6, 3, 8, 2
@@ -203,8 +204,8 @@ def test_columns_of_full_kv_are_the_same_with_and_without_tiers(cache: CachePool
     """C31: so an engine with HiSparse and one without it are peers."""
     types = CacheTypes(kv_cache_dtype="int8" if cache.tables["kv"]["0.k"].dtype is torch.int8 else "float32")
     dense = CachePool(SPECS, types, page_size=PAGE, num_slots={"kv": PAGES}, device="cpu")
-    regions = [(region.name, region.num_rows, region.bytes_per_row) for region in dense.regions()]
-    assert [(region.name, region.num_rows, region.bytes_per_row) for region in cache.regions()] == regions
+    regions = [(region.name, region.num_rows, region.bytes_per_row) for region in regions_of(dense)]
+    assert [(region.name, region.num_rows, region.bytes_per_row) for region in regions_of(cache)] == regions
     assert cache.num_bytes["kv"] == dense.num_bytes["kv"]
     token_bytes = dense.num_bytes["kv"] // (PAGES + 1) // PAGE
     assert 0 < cache.num_bytes["resident"] < (RESIDENT + 1) * PAGE * token_bytes

@@ -8,7 +8,7 @@ import torch
 from forebay.config.engine_config import CacheTypes
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention
-from forebay.pools.mover import Mover, Places
+from forebay.pools.mover import Places
 from forebay.requests.step_plan import HostCopy, HostWork
 from forebay.runtime.host.host_copies import HostCopies, NoHostCopy
 
@@ -19,7 +19,7 @@ def places(*pages: int) -> Places:
 
 def copies_of_four_pages() -> HostCopies:
     specs = (FullAttention(num_kv_heads=1, head_dim=4),)
-    return HostCopies(Mover(CachePool(specs, CacheTypes(), num_slots={"kv": 4}, page_size=2, device="cpu")))
+    return HostCopies(CachePool(specs, CacheTypes(), num_slots={"kv": 4}, page_size=2, device="cpu").mover)
 
 
 def test_c26_a_copy_is_there_until_it_is_loaded_or_dropped():

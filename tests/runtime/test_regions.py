@@ -7,6 +7,7 @@ import ctypes
 import pytest
 
 from forebay.pools.cache_pool import CachePool
+from tests.pools.caches import regions_of
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 from tests.runtime.test_model_runner import prompt, tokens_of
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("native_ops")
 
 def copy_regions(source: CachePool, target: CachePool) -> None:
     """Byte for byte, as whoever moves them without knowing what they are."""
-    for here, there in zip(source.regions(), target.regions(), strict=True):
+    for here, there in zip(regions_of(source), regions_of(target), strict=True):
         assert here._replace(address=there.address) == there
         ctypes.memmove(there.address, here.address, here.num_bytes)
 

@@ -11,7 +11,6 @@ from forebay.config.engine_config import CacheTypes
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention
-from forebay.pools.mover import Mover
 from forebay.pools.request_rows import RequestRows, SamplingRows
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan
@@ -128,7 +127,7 @@ def test_inputs_of_random_plans_in_a_row_are_those_of_a_loop(seed, max_num_token
     rows.last_tokens.copy_(torch.from_numpy(rng.integers(0, 1000, NUM_ROWS + 1)))
     rows.kv_lens.copy_(torch.from_numpy(rng.integers(0, PAGES * PAGE_SIZE, NUM_ROWS + 1)))
     forward = Forward(FakeModel(), Ops(1), rows, cache)
-    staging = StepInputs(forward, Mover(forward.cache), max_num_tokens=max_num_tokens)
+    staging = StepInputs(forward, forward.cache.mover, max_num_tokens=max_num_tokens)
     table = np.zeros((NUM_ROWS + 1, PAGES), dtype=np.int64)
     params: dict[int, SamplingParams] = {}
     for step in range(5):

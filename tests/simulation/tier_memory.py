@@ -16,9 +16,11 @@ from torch import Tensor
 
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.kinds.resident.residents import RESIDENT, Residents
+from forebay.memory.kv_allocator import KV
 from forebay.memory.slots import FREE, PAD
 from forebay.ops.interface import Ops
 from forebay.ops.reference.attention import KvCache, PagedKv
+from forebay.pools.mover import Mover
 from forebay.pools.table import Column
 from forebay.pools.tiers import HotRows, Tiers, hot_columns
 from forebay.requests.step_plan import StepPlan
@@ -64,7 +66,8 @@ class TierMemory:
         runner.pages.words = runner.kv = words
         runner.pages.by_slot = words.reshape(-1, page_size)
         page_map = torch.zeros(num_pages, dtype=torch.int32)
-        cache: Any = SimpleNamespace(tiers=self.tiers, page_maps={RESIDENT: page_map})
+        mover = Mover({KV: {f"{_LAYER}.k": on_host}}, page_size, self.tiers.resident)
+        cache: Any = SimpleNamespace(tiers=self.tiers, mover=mover, page_maps={RESIDENT: page_map})
         self.coordinator = HisparseCoordinator(cache, _ops(), torch.zeros(1, dtype=torch.int32))
         self.num_steps = self.num_from_copies = self.num_from_host = 0  # the latter two count tokens of prompts
 

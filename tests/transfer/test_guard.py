@@ -23,6 +23,7 @@ from forebay.transfer.transports.tcp import TcpReader, TcpWriter
 from forebay.transfer.wire.faults import Faults
 from forebay.transfer.wire.memory import HostMemory, shapes_of
 from tests.deadlines import wait_until
+from tests.pools.caches import regions_of
 from tests.transfer.ends import QUICK, N, assert_ends, code_of
 from tests.transfer.pair import EVERYTHING, Half, half, offer, pair, spans_of, transfer
 
@@ -113,7 +114,7 @@ def test_shm_file_that_its_owner_can_shrink_is_refused() -> None:
 
 def test_shm_file_of_a_decode_engine_cannot_shrink() -> None:
     decode = half(DisaggregationMode.DECODE, backend="shm")
-    fd, _ = decode.regions.place(next(iter(decode.cache.regions())).address)
+    fd, _ = decode.regions.place(next(iter(regions_of(decode.cache))).address)
     with pytest.raises(PermissionError):
         os.ftruncate(fd, 0)
     decode.transfers.close()
@@ -134,7 +135,7 @@ def test_shm_regions_outside_their_files_are_refused() -> None:
 
 def test_shm_reach_that_closes_lets_nobody_in() -> None:
     decode = half(DisaggregationMode.DECODE, backend="shm")
-    reach = shm.ShmReach([*decode.cache.regions()], decode.regions.place, timeout_s=5.0)
+    reach = shm.ShmReach([*regions_of(decode.cache)], decode.regions.place, timeout_s=5.0)
     reach._is_closing = True
     with pytest.raises((WireError, OSError)):
         join(decode, reach.invitation)
@@ -145,7 +146,7 @@ def test_shm_reach_that_closes_lets_nobody_in() -> None:
 
 def test_shm_writer_is_dead_when_its_process_has_ended() -> None:
     decode = half(DisaggregationMode.DECODE, backend="shm")
-    reach = shm.ShmReach([*decode.cache.regions()], decode.regions.place, timeout_s=5.0)
+    reach = shm.ShmReach([*regions_of(decode.cache)], decode.regions.place, timeout_s=5.0)
     join(decode, reach.invitation)
     assert not reach.writer_is_dead(), "it is this process"
     reach.close()

@@ -32,6 +32,7 @@ from forebay.transfer.wire.framing import FrameDecoder, FrameEncoder
 from forebay.transfer.wire.machine import machine
 from forebay.transfer.wire.memory import HostMemory
 from tests.deadlines import wait_until
+from tests.pools.caches import regions_of
 from tests.transfer.pair import half
 from tests.transfer.test_bounds import BOUNDS, LAYOUT, LOGPROB, NONCE, OFFERING, TAIL
 from tests.transfer.test_data_thread import PIECE, End
@@ -415,7 +416,7 @@ def test_faults_hold_a_message_for_its_delay() -> None:
 def test_shm_writer_that_never_comes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     made = half(DisaggregationMode.DECODE, backend="shm")
     with caplog.at_level(logging.INFO, logger="forebay"):
-        reach = shm.ShmReach([*made.cache.regions()], made.regions.place, timeout_s=0.01)
+        reach = shm.ShmReach([*regions_of(made.cache)], made.regions.place, timeout_s=0.01)
         wait_until(lambda: not reach._thread.is_alive())
     assert 'shm_nobody_came why="timed out"' in caplog.text
     assert reach._listener.gettimeout() == 0.01

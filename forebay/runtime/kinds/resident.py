@@ -71,7 +71,7 @@ class HisparseCoordinator(DeviceKind):
         if "resident_pages" in columns:
             self._cache.page_maps[self.name].index_copy_(0, columns["resident_pages"], columns["resident_slots"])
         if "load_pages" in columns:
-            self._tiers.load(columns["load_pages"], columns["load_slots"])
+            self._cache.mover.load(columns["load_pages"], columns["load_slots"])
 
     def map_last_loc_to_buffer(
         self,

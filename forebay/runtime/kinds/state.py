@@ -96,7 +96,7 @@ class RecurrentStates(DeviceKind):
         if "clears" in columns:
             self._states.reset_rows(columns["clears"])
         if "copy_src" in columns:
-            self._states.copy_rows(columns["copy_src"], columns["copy_dst"])
+            self._cache.mover.copy(STATE, columns["copy_src"], columns["copy_dst"])
 
     def inputs(self, shape: Shape, columns: Columns, q_start: Tensor, positions: Tensor) -> States:
         match shape:

@@ -30,7 +30,7 @@ from forebay.base.errors import WireError
 from forebay.base.log import event, get_logger
 from forebay.base.parts import I64
 from forebay.config.engine_config import Chaos
-from forebay.pools.table import Region
+from forebay.pools.mover import Region
 from forebay.requests.pieces import Chunk, KindShape, Piece, chunk_of
 from forebay.transfer.wire.faults import Faults
 from forebay.transfer.wire.memory import (

@@ -20,7 +20,7 @@ from forebay.base.parts import I64
 from forebay.config.engine_config import DisaggregationOptions
 from forebay.memory.kinds.build import has_pages
 from forebay.pools.cache_pool import CachePool
-from forebay.pools.table import Region
+from forebay.pools.mover import Region
 from forebay.requests.pieces import CHUNK_BYTES, Chunk, KindShape, Piece
 
 U8 = npt.NDArray[np.uint8]
@@ -188,7 +188,7 @@ def shapes_of(cache: CachePool) -> dict[str, KindShape]:
     for kind in cache.tables:
         by_token = has_pages(kind)
         page_size = cache.page_size if by_token else 1
-        sizes = tuple(_bytes_per_place(region, page_size) for region in cache.regions() if region.kind == kind)
+        sizes = tuple(_bytes_per_place(region, page_size) for region in cache.mover.regions(kind))
         if sizes:
             found[kind] = KindShape(
                 by_token=by_token,
@@ -232,12 +232,9 @@ class HostMemory(Memory):
     @classmethod
     def of(cls, cache: CachePool, shapes: Mapping[str, KindShape]) -> Self:
         """Return the memory of a cache on the host, by the kinds of `shapes`."""
-        regions = cache.regions()
         return cls(
             {
-                kind: [
-                    rows(bytes_at(region), shape, i) for i, region in enumerate(r for r in regions if r.kind == kind)
-                ]
+                kind: [rows(bytes_at(region), shape, i) for i, region in enumerate(cache.mover.regions(kind))]
                 for kind, shape in shapes.items()
             }
         )
@@ -338,14 +335,8 @@ class DeviceMemory(Memory):
     launched: so the stream waits for no other, and each call for its own."""
 
     def __init__(self, cache: CachePool, shapes: Mapping[str, KindShape]) -> None:
-        self._regions = {
-            kind: [
-                tensor.view(torch.uint8).view(-1, size)
-                for tensor, size in zip(cache.tables[kind].tensors, shape.bytes_per_place, strict=True)
-            ]
-            for kind, shape in shapes.items()
-        }
-        self._device = next(region.device for regions in self._regions.values() for region in regions)
+        self._regions = {kind: cache.mover.by_place(kind, shape.bytes_per_place) for kind, shape in shapes.items()}
+        self._device = cache.mover.device
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def num_bytes(self, piece: Piece) -> int:
