@@ -121,9 +121,16 @@ TIERS = (
     Mutant(
         "C27 a request that arrives ends a check",
         "engine/loop/core.py",
-        "        self._progressed = True\n        self.checks.stop()\n",
+        "        self._progressed = True\n        stop_check(self)\n",
         "        self._progressed = True\n",
         _CHECKED + "test_c27_request_that_arrives_in_a_check_ends_it_and_has_the_tokens_of_a_cold_engine[0-2]",
+    ),
+    Mutant(
+        "C30 an error at the end of a check costs no request",
+        "engine/loop/core.py",
+        "        core._recover(error)\n        core.checks.stop()\n",
+        "        raise error\n",
+        "simulation/test_checked.py::test_c30_checks_in_random_traffic_find_nothing_and_change_no_token[5]",
     ),
     Mutant(
         "C27 the time before a check is no hang",

@@ -308,7 +308,8 @@ class Simulation:
     def _turn(self) -> None:
         """One of the core. What it launched stays in flight until as many are as may be."""
         flights, steps, failed = len(self.flights), self.num_steps, self.num_failed
-        self._heard(self.core.handle_transfers() if self.core.idle else self.core.step())
+        rests = self.core.idle and not self.core.checks.computing
+        self._heard(self.core.handle_transfers() if rests else self.core.step())
         require(self.unrecovered is None, f"nothing came of what was wrong for {self.unrecovered}")
         if self.num_steps > steps and self.num_failed == failed and not self.core.sleeper.away:
             right = min(flights + 1, max(flights, self.config.overlap_depth))  # a test may have launched more
@@ -359,6 +360,10 @@ class Simulation:
             self.oracles.liveness.planned(plan, self.now)
         elif plan:
             self.oracles.liveness.launched(plan)
+        self._launched(plan)
+
+    def _launched(self, plan: StepPlan | None) -> None:
+        """Spoil what is free, but for what the plan and the steps in flight are yet to copy from."""
         draft, plans = self.scheduler.pools.draft, [flight.plan.host for flight in self.flights]
         plans += [plan.host] if plan else []
         copies: list[HostCopy | TierCopy] = [*draft.saves, *draft.stores]
@@ -564,11 +569,12 @@ def run_seed(
     tenants: bool = False,
     tiers: bool = False,
     keeping: bool = False,
+    make: type[Simulation] = Simulation,
 ) -> Outcome:
     """One random configuration under random traffic. Whatever is wrong is raised, with the line that replays it. So
     many of the requests have a grammar, or may not have some tokens, as `grammars` and `restricted` say; with
     `tenants` they come from several, with `tiers` the prefix cache has tiers behind the device, and with `keeping`
-    clients want prefixes kept."""
+    clients want prefixes kept. `make` makes the simulation."""
     rng, widths = Random(seed), Random(f"{seed} widths")
     config = with_speculation(widths, random_config(rng))
     make_scheduler = partial(RetractingScheduler, every=rng.choice([0, 0, 0, 3, 10]), skips=rng.random() < 0.5)
@@ -582,7 +588,7 @@ def run_seed(
                 config, load = with_tiers(Random(f"{seed} tiers"), config, load)
             if keeping:
                 config, load = with_keeping(Random(f"{seed} keeping"), config, load)
-            return Simulation(config, load, rng, make_scheduler=make_scheduler, widths=widths).run()
+            return make(config, load, rng, make_scheduler=make_scheduler, widths=widths).run()
     except Exception as error:
         error.add_note(f"{config}\nreplay: python -m tests.simulation.simulator --seed {seed}")
         raise

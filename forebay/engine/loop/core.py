@@ -183,7 +183,7 @@ class EngineCore:
     def add(self, wanted: AddRequest) -> list[Update]:
         """Queue a request. A request that is refused gets the error as its last update."""
         self._progressed = True
-        self.checks.stop()
+        stop_check(self)
         try:
             fault.point("engine.add")
             wanted.params.check(self.end_tokens.vocab_size)  # every id that will index something, whoever sent it
@@ -442,6 +442,15 @@ def _as_typed(error: Exception, where: str) -> ForebayError:
     if is_out_of_memory(error):
         return EngineError(f"{where} ran out of memory; fewer or shorter requests may pass", code="out_of_memory")
     return EngineError(f"{where} failed inside the engine; its log has the cause", code="step_failed")
+
+
+def stop_check(core: EngineCore) -> None:
+    """End the check of the cache, if there is one. If that fails, its request starts over, and is ended then."""
+    try:
+        core.checks.stop()
+    except Exception as error:
+        core._recover(error)
+        core.checks.stop()
 
 
 def close(core: EngineCore) -> None:

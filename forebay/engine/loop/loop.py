@@ -36,7 +36,7 @@ from forebay.engine.frames import (
     Updates,
     UpdateWeights,
 )
-from forebay.engine.loop.core import EngineCore
+from forebay.engine.loop.core import EngineCore, stop_check
 from forebay.engine.loop.surveys import Surveys, of_cache
 from forebay.engine.stream import failed
 from forebay.requests.updates import Failure, Update
@@ -107,11 +107,11 @@ class EngineLoop:
         frames = self._channel.receive(self._patience_s())
         self._turn_began = self._clock()
         if self._is_sleep_due(any(isinstance(frame, AddRequest) for frame in frames)):
-            self._core.checks.stop()
+            stop_check(self._core)
             self._core.sleeper.handle(Release(serial=0, tags=list(TAGS)))
         updates: list[Update] = []
         if not all(isinstance(frame, _LOOKS) for frame in frames):
-            self._core.checks.stop()
+            stop_check(self._core)
         for frame in frames:
             fault.point("engine.receive")
             updates += self._handle(frame)
