@@ -33,6 +33,14 @@ def test_a_gpu_brings_its_own_defaults() -> None:
     assert 0.8 * 79 * GB < engine.memory.kv_cache_bytes < 0.88 * 79 * GB
 
 
+def test_engines_of_one_gpu_have_weights_of_their_own_and_divide_the_rest() -> None:
+    one, two, three = (
+        resolve({"device": "cuda"} | ({"pd": pd} if pd else {}), survey=H100).engine.memory.kv_cache_bytes
+        for pd in ("", "local", "local:2p1d")
+    )
+    assert one - two == two - three > 0
+
+
 @pytest.mark.parametrize("name", ["int8", "fp8"])
 def test_kv_in_eight_bits_on_a_gpu_takes_half_of_bfloat16_and_its_scales(name: str) -> None:
     engine = resolve({"device": "cuda", "kv_cache_dtype": name}, survey=H100).engine

@@ -18,19 +18,21 @@ from tests.models.tiny import make_oracle, random_ids, shared_tiny
 from tests.ops.helpers import assert_same_bits
 from tests.ops.triton_device import INTERPRETER_ALONE, TritonOps
 
-# Dense and in codes; experts in codes and states; heads of latent attention.
+# Dense and in codes; experts; heads of latent attention; states.
 CASES = [
     ("llama", Quantization.INT4),
-    *(pytest.param(case, Quantization.NONE, marks=pytest.mark.slow) for case in ("llama", "gpt_oss", "deepseek_v3")),
-    pytest.param("kimi_linear", Quantization.INT8, marks=pytest.mark.slow),
+    *(
+        pytest.param(case, Quantization.NONE, marks=pytest.mark.slow)
+        for case in ("llama", "gpt_oss", "deepseek_v3", "falcon_h1")
+    ),
 ]
 
 
 def folder_of(case: str, quantization: Quantization, tmp_path: Path) -> Path:
     if quantization is Quantization.NONE:
         return shared_tiny(case).path
-    sizes = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 64} if case == "llama" else {}
-    make_oracle(case, num_hidden_layers=1, **sizes).save_pretrained(tmp_path / "model")
+    oracle = make_oracle(case, num_hidden_layers=1, hidden_size=64, head_dim=16, intermediate_size=64)
+    oracle.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 

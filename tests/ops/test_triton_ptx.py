@@ -92,6 +92,8 @@ def test_products_of_fp8_by_fp8_fill_the_units_for_it_in_every_tile(arch: int) -
 @pytest.mark.parametrize("arch", [80, 90, 100])
 def test_decodes_and_prompts_add_up_a_matrix_unit_s_inputs_in_one_order_for_every_type_of_kv(arch: int) -> None:
     found = compiled(arch, *KV)
+    if arch == 80:  # later ones keep up to three addresses there
+        assert not any(code.local_bytes for code in found.values()), found
     for name in KV:
         _assert_one_order([code for other, code in found.items() if other.split(",")[0] == name.split(",")[0]])
 

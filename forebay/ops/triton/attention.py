@@ -16,6 +16,7 @@ from forebay.ops.reference.attention import AttentionOps, KvCache, PagedKv
 from forebay.ops.triton.codes import as_floats, kept_numbers
 from forebay.ops.triton.common import dot, owner
 from forebay.ops.triton.launch import kernel
+from forebay.ops.triton.products import chip_of
 
 _PROGRAMS: Final = 128  # that one decoding sequence's attention is divided among: about the multiprocessors of a GPU
 _SEGMENT: Final = 512  # keys with sums of their own, at least
@@ -509,7 +510,8 @@ class TritonAttention(AttentionOps):
         latent = v_cache.data_ptr() == k_cache.data_ptr()
         segment = _segment(num_heads, dv, num_kv_heads * (d if latent else d + dv) * k_cache.itemsize)
         capacity = _capacity(paged, segment, 0 if ahead is not None else sliding_window)
-        tiling = _tiling(num_tokens == num_seqs and paged.causal, group, num_kv_heads, (d, dv), q.dtype)
+        decodes, wide = num_tokens == num_seqs and paged.causal, chip_of(q.device).wide
+        tiling = _tiling(decodes, group, num_kv_heads, (d, dv), q.dtype, wide=wide)
         if 4 * num_tokens * num_heads * capacity * dv > _PART_BYTES:
             tiling = tiling._replace(programs=0)
         main = max(16, 1 << (d.bit_length() - 1))
@@ -611,14 +613,18 @@ def rotate(
     )
 
 
-def _tiling(decodes: bool, group: int, num_kv_heads: int, sizes: tuple[int, int], dtype: torch.dtype) -> _Tiling:
+def _tiling(
+    decodes: bool, group: int, num_kv_heads: int, sizes: tuple[int, int], dtype: torch.dtype, *, wide: bool
+) -> _Tiling:
     # Of 128 KiB of shared memory, queries and two steps' keys and values take most; the sums of a segment and of all
     # before it are in registers.
     d, dv = sizes
     keys = 64 if d * dtype.itemsize <= 256 else 32 if d * dtype.itemsize <= 512 else 16
     if not decodes:
         # float32 has no matrix unit that keeps its bits: large tiles would only take long to compile.
-        rows = _DECODE_ROWS if d > 256 or dtype == torch.float32 else _EXTEND_ROWS if dv <= 128 else _EXTEND_ROWS // 2
+        # Before sm_90 the sums of 64 rows leave no registers for opening codes: 456 bytes of a thread were in memory.
+        most = _EXTEND_ROWS if wide and dv <= 128 else _EXTEND_ROWS // 2
+        rows = _DECODE_ROWS if d > 256 or dtype == torch.float32 else most
         return _Tiling(rows, min(group, rows), keys, 0)
     heads = min(group, _DECODE_ROWS)
     programs = num_kv_heads * triton.cdiv(group, heads)
