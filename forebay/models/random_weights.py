@@ -103,7 +103,7 @@ def _stacked(
 
 
 def _is_norm(kind: str, shape: tuple[int, ...]) -> bool:
-    return len(shape) == 1 and ("norm" in kind or kind.startswith("ln_"))
+    return len(shape) == 1 and ("norm" in kind or kind.startswith(("ln_", "patch_ln")))
 
 
 def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator, *, offset: float) -> Tensor:

@@ -57,7 +57,10 @@ def test_transformers_gives_the_same_logits_for_the_same_folder(model_type, load
 
 
 @pytest.mark.quick(12)
-@pytest.mark.parametrize("model_type", WITH_PICTURES)
+@pytest.mark.parametrize(
+    "model_type",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "gemma4_unified")) for name in WITH_PICTURES],
+)
 def test_transformers_gives_the_same_logits_and_encodings_for_the_same_folder(model_type, ops, load, tmp_path):
     path, ids = make(tmp_path, model_type), random_ids(40, seed=1)
     for name, fields in SMALL[model_type].files.items():
