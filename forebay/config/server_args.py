@@ -407,7 +407,7 @@ _LOGGING: Final = in_group(
 
 FLAGS: Final = (
     *_MODEL,
-    pictures.MMPROJ,
+    *in_group(MODEL, pictures.MMPROJ),
     *_MEMORY,
     *kinds.FLAGS,
     *tiers.FLAGS,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,14 +20,14 @@ def _vocabularies_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.config.resolve.open_checkpoint", _open_once)
 
 
-def _open_once(path: Path | str, *, draft_head: bool = False) -> Checkpoint:
+def _open_once(path: Path | str, **how: Any) -> Checkpoint:
     path = Path(path)
-    if path.suffix != ".gguf":
-        return open_checkpoint(path, draft_head=draft_head)
+    if path.suffix != ".gguf" or any(how.values()):
+        return open_checkpoint(path, **how)
     state = path.stat()
-    return _opened(path, draft_head, state.st_mtime_ns, state.st_size)
+    return _opened(path, state.st_mtime_ns, state.st_size)
 
 
 @lru_cache(maxsize=4)
-def _opened(path: Path, draft_head: bool, *state: int) -> Checkpoint:
-    return open_checkpoint(path, draft_head=draft_head)
+def _opened(path: Path, *state: int) -> Checkpoint:
+    return open_checkpoint(path)
