@@ -37,7 +37,7 @@ def _parser() -> Parser:
     examples = ["", "./my-model --quantization int8", "--only cache --requests 64"]
     parser = Parser("verify", summary, "[MODEL] [options]", examples)
     parser.option("--url", metavar="URL", help="ask a running server instead; see `forebay verify --url= --help`")
-    parser.option("--requests", type=whole(2, 256), default=16, metavar="N", help="how many are asked")
+    parser.option("--requests", type=whole(2, 256), default=18, metavar="N", help="how many are asked")
     parser.option("--max-tokens", "-n", type=whole(8, 4096), default=32, metavar="N", help="tokens of each answer")
     parser.option("--seed", type=whole(0), default=0, metavar="N", help="of the prompts and the draws")
     parser.option("--only", metavar="WORD", help="circumstances with this word in their names")

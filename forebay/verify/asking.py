@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
+from math import gcd
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -139,8 +141,9 @@ class Engines:
         return sum(answer.interrupted for _, answer in self.all)
 
     def rotate(self) -> None:
-        """Ask the questions in another order from now on: the last question is the first to be retracted."""
-        step = max(1, len(self.order) // 3)
+        """Ask the questions in another order from now on: the last question is the first to be retracted. Each question
+        is the first of one of as many orders as there are questions."""
+        step = next(step for step in count(max(1, len(self.order) // 3)) if gcd(step, len(self.order)) == 1)
         self.order = self.order[step:] + self.order[:step]
         self.half_decode.clear()
 

@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 
 from forebay.base.units import ceil_div, human_bytes
@@ -23,6 +24,7 @@ from forebay.verify.questions import Question
 
 Flags = Mapping[str, Value]
 Settings = Mapping[str, Flags]  # by name
+NO_FLAGS: Final[Flags] = MappingProxyType({})
 Play = Callable[[Engines], Awaitable[None]]
 Shown = Callable[[Engines, Counter[str]], str]
 Touched = Callable[[Engines, Question, Answer], bool]
@@ -58,7 +60,7 @@ class Circumstance:
     a second engine before it. `play` asks the questions. `shown` returns from the engines' counters how far it came
     about, in words; "" if it did not. `touched` returns whether it came about for one answer. Until that is so for each
     way of choosing tokens, the questions are asked again, in another order. With `adapted` each question is asked of an
-    adapter, too."""
+    adapter, too; with `asks_derived` the questions that are made of answers are asked as well."""
 
     name: str
     settings: Settings
@@ -67,6 +69,7 @@ class Circumstance:
     touched: Touched
     prefill_flags: Flags = field(default_factory=dict)
     adapted: bool = False
+    asks_derived: bool = False
 
     @property
     def flags(self) -> Flags:
@@ -109,7 +112,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         Circumstance("prompts in chunks", {**_GRAPHS, **chunks}, _coming, _in_chunks, _cut),
         Circumstance("steps planned ahead", {**_GRAPHS, **_AHEAD}, _coming, _steps_ahead, _was_concurrent),
         Circumstance("pages of one token", one_token, _coming, _concurrency, _was_concurrent),
-        Circumstance("from the prefix cache", {**_GRAPHS, **_CACHE}, _twice, _from_cache, _hit),
+        Circumstance("from the prefix cache", {**_GRAPHS, **_CACHE}, _twice, _from_cache, _hit, asks_derived=True),
         Circumstance("evicted and asked again", {**_CACHE, **small}, _twice, _evicted, _missed_as_evicted),
         Circumstance("retracted", {**pressed, **_GRAPHS}, _pressed, _retracted, _computed_again),
         Circumstance("retracted to the host", {**pressed, **to_host}, _pressed, _kept, _copied_back),
@@ -123,6 +126,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
             _all,
             _much,
             _was_concurrent,
+            asks_derived=True,
         ),
         Circumstance(
             "all of it, speculative",
@@ -130,6 +134,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
             _all,
             _much,
             _drafted(speculative),
+            asks_derived=True,
         ),
     ]
     if tiers:
@@ -157,7 +162,14 @@ def _with_drafts(speculative: Flags) -> list[Circumstance]:
     """Return the circumstance with planted drafts, and that with those of a proposer on the device, if any."""
     planted = speculative if _are_planted(speculative) else PLANTED
     found = [
-        Circumstance("speculative decoding", {**_GRAPHS, "drafts": planted}, _twice, _rejections, _partly_accepted)
+        Circumstance(
+            "speculative decoding",
+            {**_GRAPHS, "drafts": planted},
+            _twice,
+            _rejections,
+            _partly_accepted,
+            asks_derived=True,
+        )
     ]
     if planted is not speculative:
         name = f"drafts by {speculative['speculative_algorithm']}"
@@ -199,9 +211,10 @@ def with_adapters(room: Room, speculative: Flags) -> list[Circumstance]:
     prefill = apart.prefill_flags
 
     def adapted(
-        name: str, settings: Settings, play: Play, shown: Shown, touched: Touched, **others: Flags
+        name: str, settings: Settings, play: Play, shown: Shown, touched: Touched, prefill_flags: Flags = NO_FLAGS
     ) -> Circumstance:
-        return Circumstance(name, settings, play, _adapting(shown), _of_an_adapter(touched), adapted=True, **others)
+        shown, touched = _adapting(shown), _of_an_adapter(touched)
+        return Circumstance(name, settings, play, shown, touched, prefill_flags, adapted=True)
 
     everything: Settings = {**_tight(room), **_CACHE, **_GRAPHS, **chunks, "drafts": speculative}
     return [

@@ -4,6 +4,7 @@ tokens."""
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -16,6 +17,10 @@ from forebay.verify.texts import TEXTS
 # Tokens of the longest prompt, by device. A GPU's attention adds up keys in segments of 512 and more: several of them
 # are in a prompt, in a chunk of it, and in the decodes beside it.
 LONGEST: Final = {"cpu": 320, "cuda": 2560}
+FEWEST_WITH_DERIVED: Final = 16  # questions, beside which some are derived from answers
+_NUM_STOPS: Final = 4  # at consecutive places, so that one is at each place of what drafts are checked in
+_LONG: Final = 4  # times as many tokens as other answers
+_LONG_ANSWERS: Final = (0, 4)  # questions, both greedy
 TOPS: Final = 4  # alternatives whose log-probabilities are compared as well
 # Of a random model a JSON object is `{}`. In a long text most tokens are allowed, so that a draft can be wrong in it.
 _OBJECT: Final = (
@@ -46,11 +51,20 @@ class Question(NamedTuple):
 
 
 def make_questions(
-    tokenizer: Tokenizer, num: int, max_tokens: int, *, page_size: int, context_length: int, seed: int, device: str
+    tokenizer: Tokenizer,
+    num: int,
+    max_tokens: int,
+    *,
+    page_size: int,
+    context_length: int,
+    seed: int,
+    device: str,
+    boundaries: Sequence[int] = (),
 ) -> list[Question]:
     """Return `num` questions, the same for the same `seed`. None ends before it has `max_tokens` unless a grammar ends
-    it. The first of each way of choosing tokens has three pages; then come lengths around the ends of pages, and any
-    others, up to LONGEST. Every second question, but for those at the ends of pages, begins like others, up to a length
+    it. The first of each way of choosing tokens has three pages; then come lengths around the ends of pages, twice each
+    of the `boundaries` (of chunks, of states), and any others, up to LONGEST. Of FEWEST_WITH_DERIVED questions, two
+    have long answers. Every second question, but for those at the ends of pages, begins like others, up to a length
     of its own, of five eighths of the longest at most.
 
     Raises ConfigError if the context has no room for them.
@@ -63,25 +77,60 @@ def make_questions(
         )
     rng = random.Random(seed)
     trunk = _text(tokenizer, rng, min(LONGEST[device] * 5 // 8, longest - 1))
-    edges = [(0, length) for length in (longest, 1, page_size - 1 or 1, page_size, page_size + 1, 2 * page_size)]
-    if device == "cuda":
-        edges += [(min(len(trunk), length - 1), length) for length in (longest - 1, longest * 7 // 8)]
+    given = _given(longest, page_size, len(trunk), device, boundaries)
     questions = []
     for number in range(num):
-        edge = number - len(_WAYS)
-        if 0 <= edge < len(edges):
-            shared, length = edges[edge]
+        if number in given:
+            shared, length = given[number]
         else:
-            length = min(longest, 2 * page_size + rng.randint(1, page_size)) if edge < 0 else rng.randint(2, longest)
+            length = (
+                min(longest, 2 * page_size + rng.randint(1, page_size))
+                if number < len(_WAYS)
+                else rng.randint(2, longest)
+            )
             most = min(length, len(trunk))
             shared = rng.randrange(page_size, most) if number % 2 and most > page_size else 0
         way, params = _WAYS[number % len(_WAYS)]
+        is_long = num >= FEWEST_WITH_DERIVED and number in _LONG_ANSWERS
+        most_tokens = min(_LONG * max_tokens, longest + max_tokens - length) if is_long else max_tokens
         params = msgspec.structs.replace(
-            params, max_tokens=max_tokens, seed=number, ignore_eos=params.grammar is None, logprobs=TOPS
+            params, max_tokens=most_tokens, seed=number, ignore_eos=params.grammar is None, logprobs=TOPS
         )
         prompt = trunk[:shared] + _text(tokenizer, rng, length - shared)
         questions.append(Question(prompt, params, way, number))
     return questions
+
+
+def _given(
+    longest: int, page_size: int, num_trunk: int, device: str, boundaries: Sequence[int]
+) -> dict[int, tuple[int, int]]:
+    """Return the questions, by number, whose lengths are not random: how many tokens each shares, and its length."""
+    edges = [(0, length) for length in (longest, 1, page_size - 1 or 1, page_size, page_size + 1, 2 * page_size)]
+    if device == "cuda":
+        edges += [(min(num_trunk, length - 1), length) for length in (longest - 1, longest * 7 // 8)]
+    at_boundaries = [(0, length) for length in sorted({2 * boundary for boundary in boundaries}) if length <= longest]
+    return {**dict(enumerate(edges, len(_WAYS))), **dict(enumerate(at_boundaries, FEWEST_WITH_DERIVED))}
+
+
+def num_derived(questions: Sequence[Question]) -> int:
+    """Return the number of questions that `derived` will return."""
+    return 1 + _NUM_STOPS if len(questions) >= FEWEST_WITH_DERIVED else 0
+
+
+def derived(questions: Sequence[Question], answers: Sequence[Sequence[int]]) -> list[Question]:
+    """Return questions made of the first one and its answer: one goes on from inside the answer, and the others end at
+    tokens of it, one place after another. Fewer than FEWEST_WITH_DERIVED questions have none."""
+    if not num_derived(questions):
+        return []
+    first, answer, number = questions[0], answers[0], len(questions)
+    half = [*first.prompt, *answer[: len(answer) // 2], *questions[1].prompt[:2]]
+    going_on = msgspec.structs.replace(first.params, max_tokens=questions[-1].params.max_tokens)
+    found = [first._replace(prompt=half, params=going_on, number=number)]
+    new_ones = [token for place, token in enumerate(answer) if token not in answer[:place]]
+    for stop in (new_ones[-_NUM_STOPS:] * _NUM_STOPS)[:_NUM_STOPS]:
+        params = msgspec.structs.replace(first.params, stop_token_ids=[stop])
+        found.append(first._replace(params=params, number=number + len(found)))
+    return found
 
 
 def _text(tokenizer: Tokenizer, rng: random.Random, num_tokens: int) -> list[int]:

@@ -22,7 +22,7 @@ from forebay.verify.adapters import SETTINGS, adapted, made_adapters, settings
 from forebay.verify.asking import NONE, Answer, Engines, Findings, started
 from forebay.verify.blame import Blame, blame
 from forebay.verify.circumstances import ALONE, PLANTED, Circumstance, Flags, Room, circumstances, with_adapters
-from forebay.verify.questions import Question, make_questions
+from forebay.verify.questions import Question, derived, make_questions, num_derived
 from forebay.verify.verdict import Verdict, first_error
 
 TIERS: Final = "hisparse_"  # settings of the host tier and of hot buffers, for the circumstances that have them
@@ -65,23 +65,30 @@ class Verification:
             context_length=memory.context_length,
             seed=seed,
             device=self.config.device,
+            boundaries=(2 * memory.page_size, self.config.kinds.track_interval),
         )
         self._seed, self._adapted = seed, adapted(self.questions)
-        rooms = room, beside = [Room(asked, memory.page_size) for asked in (self.questions, self._adapted)]
+        sizes = [*self.questions, *self.questions[:1] * num_derived(self.questions)]
+        room, beside = (Room(asked, memory.page_size) for asked in (self.questions, self._adapted))
         self._roomy: list[Flags] = [
-            {"max_total_tokens": one.roomy, "max_running_requests": num * factor}
-            for factor, one in enumerate(rooms, start=1)
+            {"max_total_tokens": Room(asked, memory.page_size).roomy, "max_running_requests": len(asked)}
+            for asked in (sizes, self._adapted)
         ]
         guess, num_threads = {**PLANTED, **guess}, self.config.num_threads
         without = circumstances(room, guess, num_threads, self._in_tiers(tiers))
         self.circumstances = [*without, *with_adapters(beside, guess)]
         self.alone: list[Answer] = []
         self._adapted_alone: list[Answer] = []
+        self.derived: list[Question] = []  # from answers, once these are there
+        self._derived_alone: list[Answer] = []
         self.kinds = frozenset[str]()  # of cache that the model has, once it was asked
 
     async def ask_alone(self) -> None:
-        """Run each question alone and store the answers as the baseline."""
+        """Run each question alone and store the answers as the baseline, then the questions made of these answers."""
         self.alone = await self._ask_alone(self.questions, self._roomy[0], NONE)
+        self.derived = derived(self.questions, [answer.tokens for answer in self.alone])
+        if self.derived:
+            self._derived_alone = await self._ask_alone(self.derived, self._roomy[0], NONE)
 
     async def _ask_alone(self, questions: Sequence[Question], flags: Flags, paths: Mapping[str, Path]) -> list[Answer]:
         async with started([self._resolved(flags)], questions, adapters=paths) as engines:
@@ -134,8 +141,11 @@ class Verification:
         """The engines of a circumstance, with adapters if it has some, whose answers alone are generated once."""
         sides = [side for side in (circumstance.flags, circumstance.prefill_flags) if side] or [{}]
         if not circumstance.adapted:
-            configs = self._configs(sides, self._roomy[0], self.questions, self.alone)
-            async with started(configs, self.questions, self.alone) as engines:
+            questions, alone = self.questions, self.alone
+            if circumstance.asks_derived:
+                questions, alone = [*questions, *self.derived], [*alone, *self._derived_alone]
+            configs = self._configs(sides, self._roomy[0], questions, alone)
+            async with started(configs, questions, alone) as engines:
                 yield engines
             return
         with made_adapters(self.config.model_path, self._seed) as paths:

@@ -29,7 +29,7 @@ from forebay.verify import run
 from forebay.verify.asking import NONE, Answer, Difference, Engines, Findings
 from forebay.verify.blame import Blame, Differs
 from forebay.verify.circumstances import Circumstance, Settings
-from forebay.verify.questions import Question, make_questions
+from forebay.verify.questions import Question, derived, make_questions, num_derived
 from forebay.verify.run import Outcome, Verification
 from forebay.verify.verdict import Verdict
 
@@ -75,6 +75,65 @@ def test_questions_are_of_many_lengths_and_some_begin_alike(tokenizer: Tokenizer
     assert len({question.way for question in asked}) > 5
     with pytest.raises(ConfigError, match=r"a context of 48 tokens leaves 16 for a prompt"):
         make_questions(tokenizer, 16, 32, page_size=16, context_length=48, seed=3, device="cpu")
+
+
+def test_questions_have_two_long_answers_and_prompts_of_twice_each_boundary(tokenizer: Tokenizer) -> None:
+    asked = make_questions(
+        tokenizer, 18, 32, page_size=16, context_length=2048, seed=3, device="cpu", boundaries=(32, 50, 1024)
+    )
+    assert [question.params.max_tokens for question in asked] == [128, 32, 32, 32, 128, *[32] * 13]
+    assert [len(question.prompt) for question in asked[16:]] == [64, 100], "and none beyond the longest"
+    tight = make_questions(tokenizer, 16, 32, page_size=16, context_length=112, seed=3, device="cpu")
+    assert max(len(question.prompt) + question.params.max_tokens for question in tight) == 112
+
+
+def test_questions_made_of_an_answer_go_on_from_inside_it_and_end_at_each_place_of_a_window(
+    tokenizer: Tokenizer,
+) -> None:
+    """C16, C19."""
+    asked = make_questions(tokenizer, 16, 32, page_size=16, context_length=2048, seed=3, device="cpu")
+    answer = [7, *range(100, 140), 7, 7]
+    going_on, *ending = derived(asked, [answer])
+    assert num_derived(asked) == 1 + len(ending) == 5
+    assert going_on.prompt == [*asked[0].prompt, *answer[:21], *asked[1].prompt[:2]]
+    assert going_on.params.max_tokens == 32
+    assert [question.params.stop_token_ids for question in ending] == [[136], [137], [138], [139]]
+    assert {tuple(question.prompt) for question in ending} == {tuple(asked[0].prompt)}
+    assert [question.number for question in (going_on, *ending)] == [16, 17, 18, 19, 20]
+    assert {question.way for question in (going_on, *ending)} == {asked[0].way}
+    assert [one.params.stop_token_ids for one in derived(asked, [[5, 5, 6]])[1:]] == [[5], [6], [5], [6]]
+    assert derived(asked[:15], [answer]) == []
+
+
+@pytest.mark.parametrize("num", [2, 3, 16, 21, 32])
+async def test_orders_of_questions_begin_with_each_of_them(num: int, small_model: Path) -> None:
+    verification = Verification({"model_path": str(small_model)}, num=2, max_tokens=8, seed=0)
+    async with without_processes([verification.config], [QUESTION] * num) as engines:
+        firsts = []
+        for _ in range(num):
+            firsts.append(engines.order[0])
+            engines.rotate()
+    assert sorted(firsts) == list(range(num))
+
+
+async def test_verify_asks_questions_made_of_answers_alone_and_where_they_matter(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "started", without_processes)
+    verification = Verification({"model_path": str(small_model)}, num=16, max_tokens=8, seed=0)
+    await verification.ask_alone()
+    assert (len(verification.questions), len(verification.derived)) == (16, 5)
+    assert verification.derived[0].prompt[-3] == 5, "inside the answer 5, 6, 7"
+    assert verification._roomy[0]["max_running_requests"] == 21
+    asked = {}
+
+    async def play(engines: Engines) -> None:
+        asked[engines.config.scheduling.overlap_depth] = len(engines.questions)
+        assert len(engines.alone) == len(engines.questions)
+
+    for one in verification.circumstances[4:8]:
+        await verification.first_difference(replace(one, name="", settings={}, play=play), 1)
+        assert asked.popitem()[1] == (21 if one.name == "from the prefix cache" else 16), one.name
 
 
 def test_questions_for_a_gpu_have_several_segments_of_its_attention_and_share_some(tokenizer: Tokenizer) -> None:
