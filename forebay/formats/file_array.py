@@ -88,6 +88,12 @@ class FileArray:
             raise ValueError(f"an array of shape {self.shape} cannot be read as {shape}")
         return FileArray(self._file, self.dtype, shape, self._offset)
 
+    def as_bytes(self) -> FileArray:
+        """Return the same bytes as such, unread; ValueError if an entry has several."""
+        if self.dtype.itemsize != 1:
+            raise ValueError(f"entries of {self.dtype.itemsize} bytes cannot be read as bytes")
+        return FileArray(self._file, np.dtype(np.uint8), self.shape, self._offset)
+
     def part(self, first: int, stop: int) -> FileArray:
         """Return these rows, unread."""
         return FileArray(self._file, self.dtype, (stop - first, *self.shape[1:]), self._offset + first * self.row_bytes)

@@ -132,7 +132,7 @@ def _one_of(parts: dict[str, FileArray], *names: str) -> tuple[str, FileArray]:
 def _fp8(parts: dict[str, FileArray], packing: FloatPacking) -> StoredCodes:
     codes, (_, scales) = parts.pop("weight"), _one_of(parts, "weight_scale_inv", "weight_scale")
     outputs, width = codes.shape
-    _check(not parts and codes.dtype == _BYTE and scales.dtype in _REALS and outputs > 0 and width > 0)
+    _check(not parts and codes.dtype == _BYTE and scales.dtype in (*_REALS, _BYTE) and outputs > 0 and width > 0)
     block = _block(packing.block, scales.shape, outputs, width)
     form = packing.format_of(width)
     of_groups = np.arange(0, width, form.group) // block[1]
@@ -158,7 +158,16 @@ def _block(block: tuple[int, int] | None, stored: tuple[int, ...], outputs: int,
 
 
 def _float32(array: FileArray) -> F32:
+    """Read floats, or powers of two by their biased exponents (E8M0)."""
+    if array.dtype == _BYTE:
+        return _powers(array.read())
     return as_float32(array.read(), bfloat16=array.dtype == np.dtype(np.uint16))
+
+
+def _powers(exponents: U8) -> F32:
+    """Return powers of two by their biased exponents (E8M0 of the OCP MX formats, 1.0); 255 is NaN."""
+    powers = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
+    return np.where(exponents == 255, np.float32(np.nan), powers)
 
 
 def _in_pairs(pairs: U8) -> U8:

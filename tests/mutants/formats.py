@@ -62,4 +62,18 @@ FORMATS = (
         "part.dtype == np.int8 and has_nan(part)",
         "formats/test_float_layers.py::test_what_is_not_finite_is_refused_by_name",
     ),
+    Mutant(
+        "C28 scales of DeepSeek-V4 are powers of two with a bias of 127",
+        "formats/float_layers.py",
+        "exponents.astype(np.int32) - 127",
+        "exponents.astype(np.int32) - 126",
+        "models/test_mixed_floats.py::test_published_v4_files_have_the_values_of_their_codes_to_the_bit[fp4]",
+    ),
+    Mutant(
+        "C28 experts of DeepSeek-V4 are in the form that its configuration names",
+        "formats/mixed_floats.py",
+        "return replace(self.wide, floats=self.experts).format(name, width)",
+        "return self.wide.format(name, width)",
+        "models/test_mixed_floats.py::test_published_v4_files_have_the_values_of_their_codes_to_the_bit[fp4]",
+    ),
 )

@@ -12,6 +12,8 @@ from forebay.families.rope import rope_parameters, rope_theta_and_scaling
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import TensorNames
 from forebay.families.transformer import SLIDING, Defaults, transformer
+from forebay.formats.layer_packing import LayerPacking
+from forebay.formats.mixed_floats import EXPERTS, mixed_floats
 
 SPARSE: Final = "compressed_sparse_attention"
 HEAVY: Final = "heavily_compressed_attention"
@@ -103,7 +105,21 @@ def parse(fields: Fields) -> CompressedConfig:
         hyper=_hyper(fields),
         experts=_experts(fields, inner),
         mlp_layer_types=_mlp_layer_types(fields, num_layers),
+        packing=_packing(fields),
     )
+
+
+def _packing(fields: Fields) -> LayerPacking | None:
+    """Return how published files have their layers; None for a file that all families are read from alike."""
+    given = fields.raw.get("quantization_config")
+    stored = given.get("expert_dtype") if isinstance(given, dict) else None  # as transformers saves it
+    experts = fields.get("expert_dtype", "fp4" if stored is None else stored)
+    if not isinstance(experts, str) or experts not in EXPERTS:
+        raise fields.wrong("expert_dtype", " or ".join(EXPERTS))
+    found = mixed_floats(given, experts)
+    if found is not None:
+        fields.get("quantization_config")
+    return found
 
 
 def _index(fields: Fields, rope_dim: int) -> Index:
