@@ -194,6 +194,7 @@ def test_blocks_of_any_bytes_give_values_and_codes(number):
         assert codes.shape == (64, 4 * block.elements)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("type_name", SMALL_TYPES)
 def test_damaged_types_and_shapes_are_refused_or_read(type_name, tmp_path):
@@ -217,6 +218,7 @@ def test_damaged_types_and_shapes_are_refused_or_read(type_name, tmp_path):
         _open_and_read(path)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # mutated scales overflow float32
 @pytest.mark.parametrize("seed", range(3))
 def test_randomly_damaged_files_are_refused_or_read_but_never_crash(seed, sound, tmp_path):

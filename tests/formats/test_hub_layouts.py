@@ -16,7 +16,9 @@ from forebay.formats.gguf_parts import part_names
 from forebay.formats.mmproj_files import mmproj_beside
 from forebay.formats.store import find_model
 from forebay.requests.sampling_params import SamplingParams
+from forebay.text.tokenizer_saving import save_tokenizer
 from tests.formats import gguf_files, hub_server
+from tests.text.tiny_tokenizer import tiny_metadata
 
 CHUNK = 1 << 12  # bytes that the client writes at a time
 INDEX = "model.safetensors.index.json"
@@ -27,9 +29,11 @@ Files = dict[str, bytes]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, embedded_model: Path) -> Files:
-    """The files of a model of `forebay models make`, and of a GGUF file."""
+    """The files of a model of `forebay models make`, with a small tokenizer, which is read faster than that of the
+    default model, and of a GGUF file."""
     folder = tmp_path_factory.mktemp("hub") / "made"
     assert main(["models", "make", "--like", "llama", "--out", str(folder), "--hidden-size", "32"]) == 0
+    save_tokenizer(tiny_metadata(600), folder)
     file = gguf_files.write_gguf(
         folder.parent / "m.gguf",
         gguf_files.llama_metadata(),

@@ -256,6 +256,7 @@ FREE = CallRule("free", BROKEN, False, "tools.1")
 ANY_ARGUMENTS = {"other": [1, {"a": None}], "text": "x y", "n": 5}
 
 
+@pytest.mark.quick(56)
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_call_of_a_tool_that_is_not_enforced_has_any_arguments_beside_one_that_is(
     vocabulary: Vocabulary, name: str

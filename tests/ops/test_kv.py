@@ -8,7 +8,7 @@ from forebay.ops.native.ops import NativeOps
 from forebay.ops.reference.attention import KvCache, PagedKv
 from tests.ops.helpers import assert_close, assert_same_bits, normal, to_int8
 
-pytestmark = pytest.mark.quick(12)
+pytestmark = pytest.mark.quick(10)
 
 F32, BF16 = torch.float32, torch.bfloat16
 

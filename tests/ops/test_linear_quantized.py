@@ -12,7 +12,7 @@ from tests.formats.coded import FORMATS, random_codes, stored
 from tests.kernels import VARIANTS, named, native_ops
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
-pytestmark = pytest.mark.quick(24)
+pytestmark = pytest.mark.quick(16)
 
 # rows, inputs, outputs: none, one, below, at and above a tile and a panel
 SHAPES = [(0, 64, 64), (1, 32, 1), (1, 96, 131), (5, 96, 131), (16, 64, 32), (17, 64, 33), (40, 96, 960), (300, 96, 65)]

@@ -12,7 +12,7 @@ from forebay.ops.reference.recurrence import DeltaGates
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 from tests.ops.recurrences import CASES, Case, Conv, Inputs, cut, joined, state_batch, state_table
 
-pytestmark = pytest.mark.quick(24)
+pytestmark = pytest.mark.quick(16)
 
 LENS, SLOTS = [3, 0, 1, 17, 1, 40, 1], [5, 2, 0, 1, 4, 7, 0]
 SNAPSHOTS = [[(2, 9)], [], [], [(1, 10), (2, 11), (17, 12)], [], [(33, 13)], []]

@@ -25,7 +25,7 @@ from forebay.ops.reference.recurrence import Scan
 from tests.ops.helpers import assert_close, normal
 from tests.ops.recurrences import CASES, Case, Conv, Delta, Mamba1, Mamba2, state_batch, state_table
 
-pytestmark = pytest.mark.quick(24)
+pytestmark = pytest.mark.quick(16)
 
 TOKENS = 37
 

@@ -80,7 +80,7 @@ def test_request_gets_the_same_tokens_and_logprobs_alone_and_in_a_batch(wish):
 
 
 @pytest.mark.long
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(cuts=st.lists(st.integers(1, 12), max_size=6, unique=True), company=st.booleans(), top=st.integers(0, 5))
 def test_prompt_logprobs_do_not_depend_on_how_the_prompt_is_cut(cuts, company, top):
     params = SamplingParams(temperature=0.0, prompt_logprobs=top, logprobs=1)
