@@ -228,7 +228,8 @@ def shared_visual(model_type: str) -> VisualModel:
         numbers = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": oracle_vision.patch_size}
         (folder / "preprocessor_config.json").write_text(json.dumps(numbers))
     if case.outer in ("gemma4", "gemma4_unified"):
-        (folder / "preprocessor_config.json").write_text(json.dumps({"max_soft_tokens": 8}))
+        most = 8 if case.outer == "gemma4" else 24  # of tiles of the same size
+        (folder / "preprocessor_config.json").write_text(json.dumps({"max_soft_tokens": most}))
     vision = config_from_folder(folder).vision
     assert vision is not None
     if is_qwen:
