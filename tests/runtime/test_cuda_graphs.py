@@ -61,6 +61,22 @@ def test_c15_steps_with_prompts_in_cuda_graphs_give_the_bits_of_their_python(nat
     assert sampled(graphed, 3) == sampled(planner(case, native_ops, Eager()), 3)
 
 
+def test_c15_prompts_of_a_draft_model_in_cuda_graphs_give_the_bits_of_their_python(native_ops: NativeOps) -> None:
+    def drafted(backend: CudaGraphs | Eager) -> HybridPlanner:
+        checkpoint = open_checkpoint(shared_tiny("llama").path)
+        with torch.inference_mode():
+            model = models.load(checkpoint, ops=native_ops, dtype=torch.float32)
+            first = len(model.cache_specs())
+            draft = models.load(checkpoint, ops=native_ops, dtype=torch.float32, first_entry=first)
+        options: dict[str, Any] = {"graphs": backend, "graph_sizes": [4], "width": 3, "draft_model": draft}
+        return HybridPlanner(hybrid_runner(model, vocab_size=VOCAB, ops=native_ops, **options))
+
+    graphed = drafted(FakeCudaGraphs())
+    captured(graphed)
+    assert max(graphed.runner.proposer.prompts.graphs) > 16, "prompts of the draft model are captured"
+    assert sampled(graphed, 1) == sampled(drafted(Eager()), 1)
+
+
 def test_c15_a_step_of_more_tokens_than_any_graph_has_runs_by_its_python(
     native_ops: NativeOps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
