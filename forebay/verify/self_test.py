@@ -28,7 +28,7 @@ FAULTS: Final = (
     PlantedFault("page_of_another", "a page of another request", "coming and going"),
     PlantedFault("state_late", "a state one token late", "from the prefix cache", needs="state"),
     PlantedFault("uncleared_slot", "an uncleared slot", "coming and going", needs="state"),
-    PlantedFault("unpadded_tail", "an unpadded tail", "coming and going"),
+    PlantedFault("unpadded_tail", "an unpadded tail", "all of it, planned ahead"),
     PlantedFault("penalties_of_previous", "penalties of an earlier request", "one by one again, backwards"),
     PlantedFault("penalties_lost", "penalties lost in a retraction", "retracted"),
     PlantedFault("stale_host_copy", "a stale host copy", "retracted to the host"),
