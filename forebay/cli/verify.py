@@ -1,4 +1,5 @@
-"""`forebay verify`: of an engine that it starts here, or, with `--url`, of a server that runs anywhere."""
+"""`forebay verify`: of an engine that it starts here, with `--url` of a server that runs anywhere, or with
+`--receipt` of one answer."""
 
 from __future__ import annotations
 
@@ -6,7 +7,12 @@ from collections.abc import Sequence
 
 
 def run(words: Sequence[str]) -> int:
-    """Run the verification that the words ask for; that of a server imports no engine. Return its exit code."""
+    """Run the verification that the words ask for, and return its exit code. That of a server or of an answer imports
+    no engine."""
+    if any(word.partition("=")[0] == "--receipt" for word in words):
+        from forebay.cli.verify_receipt import run as verify_receipt
+
+        return verify_receipt(words)
     if any(word == "--url" or word.startswith("--url=") for word in words):
         from forebay.cli.verify_url import run as verify_url
 

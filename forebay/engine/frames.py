@@ -269,7 +269,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     `wants_resume_points`: the model keeps states or windows, which are cached at chosen lengths only. `bootstrap_port`
     is where a prefill engine listens for decode, `vector_size` how many numbers a pooled prompt becomes, and
     `hidden_size` each token; `slot_bytes` are those of a slot of each pool, in all layers together. `model_type` names
-    the family, as config.json does."""
+    the family, as config.json does. `environment`: see `environment_of`."""
 
     max_total_tokens: int
     max_running_requests: int
@@ -285,6 +285,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     bootstrap_port: int = 0
     hidden_size: int = 0
     vector_size: int = 0
+    environment: dict[str, str] = {}
     slot_bytes: dict[str, int] = {}
     model_type: str = ""
     weight_bytes: int = 0

@@ -93,6 +93,12 @@ class ServerContext:
         except ForebayError:
             return None
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the digests and names of what an answer is computed with, beside the request."""
+        info = self.loaded_info
+        return {**({} if info is None else info.environment), "template": self.tokenizer.template_digest}
+
     def table(self, body: Sampling) -> TokenBytes:
         """The bytes of each token in the text of an answer."""
         return self.tokenizer.table if body.skip_special_tokens else self.tokenizer.whole_table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from bisect import bisect_right
@@ -49,6 +50,8 @@ class _Templates:
         self.main = ChatTemplate(source, parts.names) if source else None
         self._named = {name: ChatTemplate(named[name], parts.names) for name in _FITTING if name in named}
         self.all = [*([] if self.main is None else [self.main]), *self._named.values()]
+        sources = "\0".join(text for pair in [("", source or ""), *sorted(named.items())] for text in pair)
+        self.digest = hashlib.blake2b(sources.encode(), digest_size=16).hexdigest() if source or named else ""
 
     def fitting(self, variables: Mapping[str, Any]) -> ChatTemplate | None:
         """Return the template for a conversation with these variables, as transformers chooses it."""
@@ -81,7 +84,7 @@ class Tokenizer:
         self.eos_token_id = parts.added.get(parts.names.get("eos_token", ""))
         self.bos_token_id = parts.added.get(parts.names.get("bos_token", ""))
         self._templates = _Templates(parts, chat_template)
-        self.chat_template = self._templates.main
+        self.chat_template, self.template_digest = self._templates.main, self._templates.digest
         self._image_frame: tuple[str, str] | None = None
 
     @classmethod

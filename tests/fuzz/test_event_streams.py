@@ -176,7 +176,7 @@ def written(kind: type[Any], parts: list[str]) -> list[bytes]:
     order = Order(params=SamplingParams(), namespace="", author="")
     choice = Choice(0, Prompt(token_ids=[5]), None, order.params, TABLE)  # type: ignore[arg-type]
     first, *middle = parts
-    generation = Generation([choice], 1, TABLE)
+    generation = Generation([choice], 1, TABLE, order)
     chunks = [dialect.opening(generation), dialect.chunk(choice, Piece(first, [], None))]
     chunks += [dialect.text(choice, part) for part in middle]
     chunks.append(dialect.chunk(choice, Piece("", [], "stop")))

@@ -260,9 +260,9 @@ TIERS = (
     ),
     Mutant(
         "C31 files of other angles of a LongRoPE are another engine's",
-        "engine/lifecycle/tiers.py",
-        '"kernels": self._kernels',
-        '"kernels": self._ops.name',
+        "engine/lifecycle/environment.py",
+        '"kernels": kernels',
+        '"kernels": ops.name',
         "engine/test_long_rope.py::test_c31_longrope_contexts_below_and_above_its_length_have_other_identities",
     ),
 )

@@ -90,4 +90,25 @@ VERIFY = (
         '            body["cache_salt"] = "salt"\n',
         f"{_TEST}::test_requests_are_salted_where_the_server_has_salts_unless_the_cache_is_compared",
     ),
+    Mutant(
+        "C31 a receipt names the chat template",
+        "server/context.py",
+        ', "template": self.tokenizer.template_digest}',
+        "}",
+        "server/test_receipts.py::test_repeat_runs_nothing_if_what_computes_differs",
+    ),
+    Mutant(
+        "C31 a receipt names the seed that was used",
+        "server/api/core/serving.py",
+        "        seed = seed_of(seed)\n",
+        "        seed_of(seed)\n",
+        "server/test_receipts.py::test_receipt_names_the_seed_that_was_drawn",
+    ),
+    Mutant(
+        "C31 a receipt that was changed is refused",
+        "verify/receipts.py",
+        'if digest_of(receipt) != receipt.get("digest") or not _is_whole(receipt):',
+        "if not _is_whole(receipt):",
+        "server/test_receipts.py::test_file_that_has_no_whole_receipt_is_refused",
+    ),
 )

@@ -7,11 +7,10 @@ from typing import Final
 
 from forebay.base.errors import Conflict
 from forebay.base.log import event, get_logger
-from forebay.base.package import __version__
 from forebay.base.units import human_bytes
 from forebay.config.engine_config import EngineConfig
+from forebay.engine.lifecycle.environment import environment_of
 from forebay.engine.lifecycle.sizing import tier_slots
-from forebay.formats.identity import weights_digest
 from forebay.memory.budget import MemoryBudget
 from forebay.memory.kv_allocator import KV
 from forebay.memory.tier import DISK, HOST
@@ -50,20 +49,7 @@ class EngineTiers:
 
     def _identity(self, mover: Mover) -> dict[str, str]:
         """Return everything that the bits of a cached row depend on, beside tokens and namespace (C31)."""
-        config, draft = self._config, self._config.speculation.draft_model_path
-        return {
-            "version": __version__,
-            "weights": weights_digest(Path(config.model_path)),
-            "draft weights": weights_digest(Path(draft)) if draft else "",
-            "layout": mover.layout,
-            "kernels": self._kernels,
-            "device": config.device,
-            "dtype": config.types.dtype,
-            "quantization": str(config.quantization),
-            "activation bits": str(self._ops.activation_bits),
-            "exact": str(config.exact),
-            "speculation": str(config.speculation.algorithm),
-        }
+        return {**environment_of(self._config, self._ops, self._kernels), "layout": mover.layout}
 
     def restore(self, scheduler: Scheduler) -> None:
         """Let the scheduler find what the files have."""

@@ -37,6 +37,7 @@ from forebay.config.pictures import PictureConfig
 from forebay.engine.frames import Ready
 from forebay.engine.lifecycle.adapter_memory import ModelAdapters
 from forebay.engine.lifecycle.drafting import by_draft_model, draft_cache_specs
+from forebay.engine.lifecycle.environment import environment_of
 from forebay.engine.lifecycle.occupation import Occupation
 from forebay.engine.lifecycle.packed_cache import PackedCache
 from forebay.engine.lifecycle.pictures import picture_config
@@ -154,6 +155,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     report += tiers.report
     report += [(SETTINGS, name, *divided) for name, divided in divided_settings(asked, budget).items()]
     ready = _ready(limits, budget, checkpoint, report, load_seconds, transfers, loaded.model.weight_bytes)
+    ready = msgspec.structs.replace(ready, environment=environment_of(config, ops, kernels))
     if core.adapters is not None:
         ready = msgspec.structs.replace(ready, adapters=core.adapters.report)
     log.info(event("ready", pid=ready.pid, load_s=load_seconds, max_total_tokens=ready.max_total_tokens))

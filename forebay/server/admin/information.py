@@ -80,6 +80,7 @@ class ServerInfo(TypedDict):
     accepts_images: bool
     settings: list[dict[str, Any]]
     engine: dict[str, Any] | None
+    environment: dict[str, str]
     server: dict[str, Any]
     state: dict[str, Any] | None
     may_administer: bool
@@ -124,6 +125,7 @@ async def server_info(request: Request, server: ServerContext) -> Response:
             "texts": server.model.texts.evidence,
             "accepts_images": server.images is not None and not server.images.why_not,
             **_of_engine(server, server.loaded_info),
+            "environment": server.environment,
             "server": limits,
             "weight_version": str(0 if state is None else state.memory.weight_version),
             "state": state if may_see_totals else None,

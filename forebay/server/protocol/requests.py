@@ -186,6 +186,7 @@ class Sampling(Choosing, Sender, Bootstrap):
     n_predict: Annotated[int, Field(ge=-1, le=I32)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     return_token_ids: bool = False
+    receipt: bool = False
     request_id: Label | None = None
 
     @cached_property

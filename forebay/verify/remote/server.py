@@ -104,6 +104,20 @@ class Server:
                 return Reply.of_body(_json(self.url, await self._client.post(route, json=body)))
             return await self._streamed(route, body, options)
 
+    async def environment(self) -> Mapping[str, str]:
+        """Return what the server computes with. Raises ConfigError for a server that does not say."""
+        async with _failures(self.url):
+            info = _json(self.url, await self._client.get("/server_info"))
+        found = info.get("environment")
+        if not isinstance(found, dict):
+            raise ConfigError(f"{self.url} does not say what it computes with: receipts are Forebay's")
+        return found
+
+    async def answer(self, route: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Send a whole body to a route; return the whole answer. Raises as `ask` does."""
+        async with _failures(self.url):
+            return _json(self.url, await self._client.post(route, json=body))
+
     def _chosen(self, route: str, options: Options) -> dict[str, Any]:
         body: dict[str, Any] = {}
         if options.logprobs and self.gives_logprobs:

@@ -20,6 +20,7 @@ from forebay.memory.retention import NotKept
 from forebay.requests.sampling_params import RANDOM_SEED, Grammar, SamplingParams, seed_of_choice
 from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import CacheReport, MemoryReport, Update
+from forebay.server.api.core.receipts import Receipt
 from forebay.text.token_bytes import TokenBytes
 
 
@@ -68,6 +69,7 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens_details: ReasoningDetails | UnsetType = UNSET
     weight_version: int
     adapter: str | UnsetType = UNSET  # the LoRA adapter that was applied
+    receipt: Receipt | UnsetType = UNSET
     cache: CacheUsage
 
 
@@ -88,7 +90,7 @@ class Sink(Protocol):
 class Generation:
     """All choices of one HTTP request; prompts x `order.params.n` of them, in this order."""
 
-    def __init__(self, choices: list[Choice], num_prompt_tokens: int, table: TokenBytes, *, adapter: str = "") -> None:
+    def __init__(self, choices: list[Choice], num_prompt_tokens: int, table: TokenBytes, order: Order) -> None:
         self.choices = choices
         self.streams: list[Stream] = []  # of each
         self.num_prompt_tokens = num_prompt_tokens
@@ -98,11 +100,11 @@ class Generation:
         self.disconnected = False
         self.error: Exception | None = None
         self.over = False  # all choices have finished, or one has failed
-        self.adapter = adapter  # the LoRA adapter that is applied
+        self.adapter = order.adapter  # the LoRA adapter that is applied
         self.why_differs: Callable[[int], str] | None = (
             None  # the reason for a position at which the prompt left another
         )
-        self._table = table
+        self._table, self._order = table, order
         self._has_pieces = False
         self._begun = asyncio.Event()
         self._ended = asyncio.Event()
@@ -113,7 +115,7 @@ class Generation:
         choices: list[Choice] = []
         peers = iter(order.peers or repeat(None))
         together = len(prompts) * order.params.n > 1  # then one load of the adapter answers, alone the newest
-        generation = cls(choices, sum(len(prompt.token_ids) for prompt in prompts), table, adapter=order.adapter)
+        generation = cls(choices, sum(len(prompt.token_ids) for prompt in prompts), table, order)
         try:
             for prompt in prompts:
                 pictures, prompt = prompt.pictures, replace(prompt, pictures=())  # choices outlive their need
@@ -196,17 +198,12 @@ class Generation:
     def num_scores(self) -> int:
         return sum(choice.num_scores for choice in self.choices)
 
-    def _name_reason(self, differs: dict[str, Any]) -> None:
-        if self.why_differs is not None:
-            differs["reason"] = self.why_differs(differs["position"])
-
     def usage(self) -> Usage:
         """OpenAI's usage, with what the prefix cache did. Choices of one prompt count it once."""
         completion = sum(choice.num_tokens for choice in self.choices)
         reports = {id(choice.prompt): choice.cache for choice in reversed(self.choices)}
-        cache = cache_usage(list(reports.values())[::-1], self._table, [choice.memory for choice in self.choices])
-        if cache.differs is not None:
-            self._name_reason(cache.differs)
+        order, memories = self._order, [choice.memory for choice in self.choices]
+        cache = cache_usage(list(reports.values())[::-1], self._table, memories, self.why_differs)
         num_images = sum({id(choice.prompt): choice.prompt.num_image_tokens for choice in self.choices}.values())
         is_read = any(choice.prompt.reading is not None for choice in self.choices)
         reasoning = ReasoningDetails(reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self.choices))
@@ -218,6 +215,7 @@ class Generation:
             completion_tokens_details=reasoning if is_read else UNSET,
             weight_version=max(choice.weight_version for choice in self.choices),
             adapter=self.adapter or UNSET,
+            receipt=UNSET if order.receipt is None else order.receipt(order, self.choices[0]),
             cache=cache,
         )
 
@@ -278,6 +276,7 @@ class Order:
     seed: int = RANDOM_SEED
     keep_token_ids: bool = False  # the answer has those of its output
     discard_output: bool = False  # only the prompt's log-probabilities are wanted
+    receipt: Callable[[Order, Choice], Receipt] | None = None  # makes that of the only choice, if it is wanted
 
     def params_of(self, number: int, grammar: Grammar | None = None) -> SamplingParams:
         """Choice `number` of a prompt: the user's seed, or one derived from it, so that choices differ and repeat. A
@@ -290,7 +289,10 @@ NOTHING_ASKED: Final = MemoryReport(not_kept=NotKept.NOT_ASKED)
 
 
 def cache_usage(
-    reports: Sequence[CacheReport], table: TokenBytes, memories: Sequence[MemoryReport] = (NOTHING_ASKED,)
+    reports: Sequence[CacheReport],
+    table: TokenBytes,
+    memories: Sequence[MemoryReport] = (NOTHING_ASKED,),
+    why_differs: Callable[[int], str] | None = None,
 ) -> CacheUsage:
     """Sum up the reports of a request's prompts, one each: tokens are summed, the reason and the difference are the
     first's. Of its choices, described by `memories`, retractions are summed; checkpoints, and what is kept, are the
@@ -298,8 +300,8 @@ def cache_usage(
 
     `matched_tokens` are the tokens whose KV was cached, and for each other kind of cache the last position within them
     from which it could resume; `cached_tokens` were used. `differs` describes the first difference from a cached prompt
-    of the same session: the position, and the text of the token in each of the two. It is null if the prompt differs
-    from none.
+    of the same session: the position, the text of the token in each of the two, and the reason by `why_differs`. It is
+    null if the prompt differs from none.
     """
     first, cached_tokens = reports[0], sum(report.cached_tokens for report in reports)
     behind = sum((Counter(report.tiers) for report in reports), Counter[str]())  # the device
@@ -311,7 +313,7 @@ def cache_usage(
             **{kind: sum(report.resumable.get(kind, 0) for report in reports) for kind in first.resumable},
         },
         tiers={"device": cached_tokens - behind.total(), **behind},
-        differs=_difference(first, table) if first.differs_at >= 0 else None,
+        differs=_difference(first, table, why_differs) if first.differs_at >= 0 else None,
         retractions=sum(memory.retractions for memory in memories),
         recomputed_tokens=sum(memory.recomputed_tokens for memory in memories),
         checkpoints=memories[0].checkpoints,
@@ -321,9 +323,10 @@ def cache_usage(
     )
 
 
-def _difference(report: CacheReport, table: TokenBytes) -> dict[str, Any]:
+def _difference(report: CacheReport, table: TokenBytes, why: Callable[[int], str] | None) -> dict[str, Any]:
     here, there = (table.spelled(token).decode("utf-8", "replace") for token in (report.token_here, report.token_there))
-    return {"position": report.differs_at, "here": here, "there": there}
+    reason = {} if why is None else {"reason": why(report.differs_at)}
+    return {"position": report.differs_at, "here": here, "there": there, **reason}
 
 
 class Timings(NamedTuple):

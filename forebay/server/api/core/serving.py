@@ -16,7 +16,7 @@ from forebay.base.errors import ForebayError, InvalidRequest
 from forebay.base.log import event, get_logger
 from forebay.base.sampling import NUMBERS
 from forebay.config.engine_config import DisaggregationMode
-from forebay.engine.client.choice import Prompt
+from forebay.engine.client.choice import Choice, Prompt
 from forebay.http.lifecycle import ClientGone
 from forebay.memory.retention import RetentionRequest
 from forebay.requests.sampling_params import SamplingParams
@@ -29,6 +29,7 @@ from forebay.server.api.core.enforcing import enforced_grammar
 from forebay.server.api.core.generation import Generation, Order, Usage
 from forebay.server.api.core.images import with_images
 from forebay.server.api.core.prompts import check_answerable, naming, prompt_ids, reading_of, render, unread_variables
+from forebay.server.api.core.receipts import Receipt, check_one_choice, receipt_of, seed_of
 from forebay.server.api.core.rendezvous import FIELDS, rendezvous_of
 from forebay.server.context import RequestContext, ServerContext
 from forebay.server.protocol.requests import I32, RETENTION_S, ChatRequest, CompletionRequest
@@ -242,7 +243,10 @@ def _order(
             code=UNSUPPORTED_FIELD,
             param="priority",
         )
-    session = body.session
+    session, seed = body.session, server.sampling.seed if body.seed is None else body.seed
+    if body.receipt:
+        check_one_choice(num_prompts * body.choices)
+        seed = seed_of(seed)
     return Order(
         params=params,
         priority=body.priority,
@@ -252,8 +256,9 @@ def _order(
         peers=peers,
         adapter=context.adapter,
         adapter_number=context.adapter_number,
-        keep_token_ids=body.return_token_ids,
-        seed=server.sampling.seed if body.seed is None else body.seed,
+        keep_token_ids=body.return_token_ids or body.receipt,
+        seed=seed,
+        receipt=partial(_receipt, server) if body.receipt else None,
         discard_output=body.wanted == 0,
     )
 
@@ -309,6 +314,20 @@ async def _serve(
         if generation.first_token_at is not None:  # otherwise a long silence began the stream
             context.note_cache(firsts, generation.num_prompt_tokens)
         return EventStream(context.send, writer, undo.pop_all())
+
+
+def _receipt(server: ServerContext, order: Order, choice: Choice) -> Receipt:
+    """Return the receipt of an answer's only choice."""
+    adapter = server.engine.adapters.get(order.adapter)
+    return receipt_of(
+        environment=server.environment,
+        weight_version=choice.weight_version,
+        adapter="" if adapter is None else adapter.digest,
+        prompt_ids=choice.prompt.token_ids,
+        params=order.params_of(0, choice.prompt.grammar),
+        seed=order.seed,
+        output_ids=choice.token_ids,
+    )
 
 
 def _keeping(prompt: Prompt, ttl_s: float) -> Prompt:
