@@ -43,9 +43,9 @@ class HeldWeights(NamedTuple):
 def kinds_of(
     codes: StoredCodes | None, shape: tuple[int, ...], min_bits: int, *, bfloat16: bool
 ) -> Iterator[tuple[WeightKind, int]]:
-    """The kinds of a weight's parts, and how many weights are of each."""
+    """The kinds of a weight's parts, and how many weights are of each; a bare number counts as a row of one."""
     if codes is None or not codes.packs:
-        yield WeightKind(None, shape[-1], min_bits, bfloat16), math.prod(shape)
+        yield WeightKind(None, shape[-1] if shape else 1, min_bits, bfloat16), math.prod(shape)
         return
     for form, rows in codes.runs:
         yield WeightKind(form, shape[-1], min_bits), len(rows) * shape[-1]
