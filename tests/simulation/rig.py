@@ -1,6 +1,6 @@
 """Simulations for tests that say themselves what happens, and the kinds of models that they are run with."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -12,6 +12,7 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan, StepResult
 from tests.kinds_of import kind_config, num_states, resized
 from tests.simulation.hash_runner import StepFailed
+from tests.simulation.oracles import Tracked
 from tests.simulation.proposers import RandomWidths
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.simulator import SchedulerFactory, Simulation
@@ -43,6 +44,18 @@ class Scripted(Simulation):
     """Launches and lands one by one, as a test says, besides whole turns."""
 
     width: int | None = None  # of every step; None for a random one
+
+    def accept(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Tracked:
+        """Add a request that must not be refused."""
+        tracked = self.add(prompt, params, **options)
+        assert tracked is not None, "the request was refused"
+        return tracked
+
+    def launched(self) -> StepPlan:
+        """As `launch`, if there must be a step."""
+        plan = self.launch()
+        assert plan is not None, "no step could be planned"
+        return plan
 
     def launch(self) -> StepPlan | None:
         """Plan a step and launch it, whatever is in flight."""
