@@ -163,6 +163,22 @@ def test_c30_check_whose_step_fails_is_counted_and_the_counts_of_clients_are_not
     assert again.cached_tokens >= 48
 
 
+def test_c30_error_at_the_end_of_a_check_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of("llama")
+    (first,) = engine.run([PROMPT], PARAMS)
+    begin(engine)
+    with monkeypatch.context() as patch:
+
+        def fails(request_id: int) -> None:
+            patch.undo()
+            raise ZeroDivisionError(request_id)
+
+        patch.setattr(engine.core.scheduler, "abort", fails)
+        (again,) = engine.run([PROMPT], PARAMS)
+    assert again.token_ids == first.token_ids
+    assert not engine.core.checks.busy
+
+
 @pytest.fixture(params=[0, 1])
 def running(request: pytest.FixtureRequest) -> Iterator[Engine]:
     engine = engine_of("falcon_h1", overlap_depth=request.param)

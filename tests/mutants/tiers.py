@@ -130,7 +130,7 @@ TIERS = (
         "engine/loop/core.py",
         "        core._recover(error)\n        core.checks.stop()\n",
         "        raise error\n",
-        "simulation/test_checked.py::test_c30_checks_in_random_traffic_find_nothing_and_change_no_token[5]",
+        _CHECKED + "test_c30_error_at_the_end_of_a_check_costs_no_request",
     ),
     Mutant(
         "C27 the time before a check is no hang",
