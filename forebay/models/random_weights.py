@@ -119,7 +119,7 @@ def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator,
         return 1.0 - offset + _NORM_SPREAD * values
     if kind.endswith(("_min", "_max")):
         return (_BOUND if kind.endswith("_max") else -_BOUND) * (1.0 + _NORM_SPREAD * values)
-    inputs = math.prod(shape[1:]) if len(shape) > 3 else shape[-1]  # of a convolution over pixels
+    inputs = math.prod(shape[1:]) if len(shape) > 3 else math.prod(shape[-1:])  # first: of a convolution over pixels
     return values * (_BIAS_SPREAD if len(shape) == 1 else inputs**-0.5)
 
 

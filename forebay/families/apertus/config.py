@@ -6,7 +6,6 @@ from typing import Any, Final
 from forebay.families.fields import Fields, is_number
 from forebay.families.mixers import Xielu
 from forebay.families.model_config import Family, ModelConfig
-from forebay.families.rope import rope_parameters
 from forebay.families.shape import Shape
 from forebay.families.transformer import Defaults, transformer
 
@@ -38,7 +37,7 @@ def parse(fields: Fields) -> ApertusConfig:
     fields.only("post_norm", False)
     fields.only("mlp_bias", False)
     activations = fields.get(ACTIVATIONS)
-    if not rope_parameters(fields) and not fields.has("rope_theta"):
+    if all(fields.get(name) is None for name in ("rope_parameters", "rope_scaling", "rope_theta")):
         fields = fields.replaced(rope_parameters=_ROPE)
     defaults = Defaults(kv_heads=True, rms_norm_eps=1e-5, rope_theta=_ROPE["rope_theta"])
     values = transformer(fields, defaults)

@@ -47,12 +47,14 @@ def parse(fields: Fields) -> PhimoeConfig:
 
 
 def small(shape: Shape) -> dict[str, Any]:
-    """Return the own fields of a small model: a LongRoPE for 16 times the length that it was trained on."""
+    """Return the own fields of a small model: a LongRoPE for 16 times the length that it was trained on, with the same
+    factors for both, since transformers 5.24 takes the short ones at any length."""
     half = shape.head_dim // 2
+    factors = [1.0 + i / half for i in range(half)]
     rope = {
         "rope_type": "longrope",
-        "short_factor": [1.0 + i / half for i in range(half)],
-        "long_factor": [2.0 + i for i in range(half)],
+        "short_factor": factors,
+        "long_factor": factors,
         **dict.fromkeys(MSCALES, 1.2),
         "original_max_position_embeddings": 2048,
     }
