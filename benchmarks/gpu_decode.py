@@ -253,7 +253,7 @@ def _configurations(kind: str, args: argparse.Namespace) -> tuple[ModelConfig, E
     return model, patient
 
 
-def _shape(path: Path, draft_head: bool) -> tuple[ModelConfig, WeightShapes]:
+def _shape(path: Path, draft_head: bool, mmproj: Path | None) -> tuple[ModelConfig, WeightShapes]:
     config = config_from_folder(path)
     kinds = (
         (WeightKind(None, param.joined_shape[-1], 16), param.num_elements)

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -430,7 +431,7 @@ def test_check_of_an_entry_that_the_scheduler_refuses_is_logged_and_ends(
 
     made: Any = object.__new__(cache_checks.CacheChecks)
     queues = SimpleNamespace(accounts={})
-    made._scheduler = SimpleNamespace(queues=queues, counters={}, chunk_limit=None, add=add)
+    made._scheduler = SimpleNamespace(queues=queues, counters=Counter(), chunk_limit=None, add=add)
     for name, value in (("_most_tokens", 8), ("_request", "request")):
         monkeypatch.setattr(made, name, lambda *_, value=value: value)
     monkeypatch.setattr(made, "_end", lambda: ends.append("ended"))

@@ -20,7 +20,7 @@ from forebay.layers.embedding import PerLayerGateSpec
 from forebay.layers.linear import Linear
 from forebay.layers.norms import build_norm
 from forebay.layers.params import TensorParam, unchanged
-from forebay.ops import LinearWeight, Ops
+from forebay.ops import Ops
 
 _LEAST: Final = 1e-5  # mean square of what a projection gives, before it is made as large as the first stream
 
@@ -126,16 +126,16 @@ class Coefficients(NamedTuple):
     norm: Tensor
     eps: float
     router: Linear
-    between: LinearWeight
-    behind: LinearWeight
+    between: Linear
+    behind: Linear
 
-    def of(self, x: Tensor, weight: LinearWeight) -> Tensor:
-        """x [T, H], the active stream -> the outputs of `weight`, float32."""
+    def of(self, x: Tensor, layer: Linear) -> Tensor:
+        """x [T, H], the active stream -> the outputs of the `layer`, float32."""
         ops = self.ops
         normed = ops.norms.rms_norm(x, self.norm, self.eps)
         routed = ops.linear.apply_f32(normed, self.router.weight)
         ops.elementwise.scale_(routed, 1.0 / x.shape[1])
-        return ops.linear.apply(ops.elementwise.softcap_(routed, 1.0), weight)
+        return layer.of(ops.elementwise.softcap_(routed, 1.0))
 
 
 class AltUpBlock:
@@ -189,10 +189,10 @@ def _coefficients(spec: AltUpSpec, parts: Parts) -> Coefficients:
         """From [to, from] to [from, to], which is how streams are mixed."""
         return rows.view(n, n, n).transpose(0, 1).reshape(n * n, n).contiguous()
 
-    def packed(name: str, outputs: int, bias: Tensor, *, turned: bool) -> LinearWeight:
+    def packed(name: str, outputs: int, bias: Tensor, *, turned: bool) -> Linear:
         change = by_source if turned else unchanged
         values = parts.tensor(f"{name}.weight", outputs, n, float32=True, change=change)
-        return parts.ops.linear.pack(values, bias, inputs=torch.float32)
+        return Linear(parts.ops, parts.ops.linear.pack(values, bias, inputs=torch.float32))
 
     return Coefficients(
         ops=parts.ops,

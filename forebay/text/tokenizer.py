@@ -51,7 +51,11 @@ class _Templates:
         self._named = {name: ChatTemplate(named[name], parts.names) for name in _FITTING if name in named}
         self.all = [*([] if self.main is None else [self.main]), *self._named.values()]
         sources = "\0".join(text for pair in [("", source or ""), *sorted(named.items())] for text in pair)
-        self.digest = hashlib.blake2b(sources.encode(), digest_size=16).hexdigest() if source or named else ""
+        self.digest = (
+            hashlib.blake2b(sources.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+            if source or named
+            else ""
+        )
 
     def fitting(self, variables: Mapping[str, Any]) -> ChatTemplate | None:
         """Return the template for a conversation with these variables, as transformers chooses it."""

@@ -160,9 +160,9 @@ def test_thinking_is_folded_and_calls_wait_for_results(open_console: Open, page:
     ask(page)
     answer = page.get_by_role("article", name="Answer").first
     expect(answer.locator(".stats")).to_contain_text("tool_calls")
-    expect(answer.locator("summary")).to_have_text(re.compile(r"Thought for [\d.]+ m?s"))
+    expect(answer.locator(".thought summary")).to_have_text(re.compile(r"Thought for [\d.]+ m?s"))
     expect(answer.get_by_text("Let me *look*.")).to_be_hidden()
-    answer.locator("summary").click()
+    answer.locator(".thought summary").click()
     expect(answer.get_by_text("Let me *look*.")).to_be_visible()
     expect(answer.get_by_text("A moment.", exact=True)).to_be_visible()
     expect(page.get_by_label("Call of look").locator("code")).to_have_text('{"at": "<b>x</b>"}')

@@ -29,8 +29,8 @@ VISION = SiglipConfig(
 )
 
 
-def with_vision(path: Path, draft_head: bool) -> tuple[ModelConfig, WeightShapes]:
-    config, weights = HERE.model(path, draft_head)
+def with_vision(path: Path, draft_head: bool, mmproj: Path | None) -> tuple[ModelConfig, WeightShapes]:
+    config, weights = HERE.model(path, draft_head, mmproj)
     return replace(config, vision=VISION), weights
 
 

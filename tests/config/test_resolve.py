@@ -84,7 +84,7 @@ def test_activation_bits_default_follows_the_bits_of_most_held_codes(own: str, q
     many = 1 << 17  # of a model of 2 B weights
     kinds = {WeightKind(codes, 64, 4): 4096, WeightKind(rarer, 64, 8): 2048, WeightKind(None, 64, 16): 9000}
     kinds = {kind: number * many for kind, number in kinds.items()}
-    model = HERE.model(find_model(None), False)[0]
+    model = HERE.model(find_model(None), False, None)[0]
     survey = Survey(model=lambda *which: (model, WeightShapes(kinds)))
     flags = {"quantization": quantization, **ROUNDING}
     config = resolve(flags, survey=survey)
@@ -143,7 +143,7 @@ def test_nothing_below_is_auto() -> None:
     assert not any(isinstance(value, Auto) for value in (*engine.values(), *flat(config.server).values()))
     absent = {name for name, value in engine.items() if value is None}
     # No limit of its own, no model, and what only the engine can measure.
-    assert absent == {"max_total_tokens", "max_mamba_cache_size", "draft_model_path", "max_step_ms"}
+    assert absent == {"max_total_tokens", "max_mamba_cache_size", "draft_model_path", "max_step_ms", "mmproj"}
 
 
 def test_every_auto_has_a_rule_or_may_be_absent() -> None:

@@ -110,7 +110,7 @@ def test_caches_of_a_plan_are_there_to_the_last_page(device: dict[str, Any]) -> 
     core = build_engine(resolve({**FLAGS, **device, **sizes, "model": str(path)}).engine)[0]
     cache = cache_of(core)
     for table in cache.tables.values():
-        for _, tensor in table.entries:
+        for tensor in table.tensors:
             tensor.view(torch.uint8).fill_(0xA7)
     cache.reset()
     assert tokens_of(core, PROMPTS) == expected

@@ -111,7 +111,7 @@ class Driver:
         self.page_table[row] = self.page_table[source]
         self.window_table[row] = self.window_table[source]
         self.lens[row] = length
-        self.cache.tables["state"].copy_rows(torch.tensor([slot]), torch.tensor([row]))
+        self.cache.mover.copy("state", torch.tensor([slot]), torch.tensor([row]))
 
     def _slots(self, table: Tensor, owner: Tensor, positions: Tensor) -> Tensor:
         return table[owner, positions // self.page_size].long() * self.page_size + positions % self.page_size

@@ -111,7 +111,7 @@ def test_the_metadata_say_what_the_configuration_said(case, tiny, tmp_path):
     assert (theta, scaling["rope_type"], scaling["partial_rotary_factor"]) == (expected.ropes[FULL][0], *full)
     assert got.ropes[SLIDING] == expected.ropes[SLIDING]
     not_said = {"bos_token_id": None, "eos_token_ids": (), "rms_norm_eps": 0.0, "in_bfloat16": True}
-    not_said |= {"ropes": {}, "rope_scaling": None, "unknown_options": ()}
+    not_said |= {"ropes": {}, "rope_scaling": None, "unknown_options": (), "bidirectional": False}
     assert replace(got, **not_said) == replace(expected, **not_said)
 
 

@@ -175,7 +175,8 @@ def test_pooled_usage_is_of_all_prompts_and_the_latest_weights() -> None:
     batch = Batch(lambda ids: None, [[1, 2], [3]])  # type: ignore[arg-type,return-value]
     batch.vectors = {1: Vector(b"", report(cached_tokens=1), 5), 0: Vector(b"", report(cached_tokens=2), 3)}
     server: Any = SimpleNamespace(tokenizer=SimpleNamespace(table=None))
-    usage = pooled._usage(server, SimpleNamespace(adapter=""), batch)  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(adapter="", note_cache=lambda *_: None)
+    usage = pooled._usage(server, context, batch)
     assert (usage.prompt_tokens, usage.total_tokens, usage.weight_version) == (3, 3, 5)
     assert usage.prompt_tokens_details == CachedDetails(cached_tokens=3)
 
