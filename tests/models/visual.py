@@ -88,8 +88,23 @@ class VisualModel:
         pictures = oracle_inputs(self.oracle.config, tiles) if tiles else {}
         if pictures and (name := KINDS_OF_TOKENS.get(self.oracle.config.model_type)):
             pictures[name] = torch.tensor([ids]).eq(self.placeholder).long()
+        if pictures and self.oracle.config.model_type == "gemma4_unified":
+            pictures["attention_mask"] = self._masks_of_generate(pictures["mm_token_type_ids"])
         logits: Tensor = self.oracle(input_ids=torch.tensor([ids]), **pictures).logits[0]
         return logits.float()
+
+    def _masks_of_generate(self, kinds: Tensor) -> Any:
+        """Return the masks of `generate`, in which layers without a window are causal, as Gemma 4's are. Without them
+        transformers 5.24 lets a gemma4_unified see both sides there."""
+        text = self.oracle.config.get_text_config()
+        return self.oracle.create_masks_for_generate(
+            config=self.oracle.config,
+            inputs_embeds=torch.zeros(1, kinds.shape[1], text.hidden_size),
+            attention_mask=None,
+            cache=None,
+            position_ids=torch.arange(kinds.shape[1]).unsqueeze(0),
+            mm_token_type_ids=kinds,
+        )
 
 
 def oracle_inputs(
