@@ -63,6 +63,10 @@ class Encoding:
     tenant: str = ""
 
     @property
+    def digest(self) -> bytes:
+        return self.key[1]
+
+    @property
     def grid(self) -> tuple[int, int]:
         return self.key[2]
 

@@ -69,6 +69,7 @@ class Request:
     tokens: array[int] = field(init=False)  # int32
     account: Account = field(init=False)  # of its tenant, once a scheduler has it
     num_prompt: int = field(init=False)
+    prompt_digest: bytes = b""  # of the prompt as it came, once it is known to have another half
     stop_ids: frozenset[int] = field(init=False)
     max_kv_len: int = field(init=False)
     pools_all: bool = field(init=False)  # it becomes a vector of hidden states that nobody keeps: none may be skipped

@@ -64,7 +64,8 @@ NO_ADAPTER: Final = AdapterIdentity("", "")
 
 
 def digest_of(tokens: array[int]) -> bytes:
-    """Return the digest of a prompt's ids, int32. An offer finds its request by this and the number of its room."""
+    """Return the digest of a prompt's ids, int32, with the model's placeholder for pictures. An offer finds its request
+    by this and the number of its room."""
     return blake2b(tokens, digest_size=DIGEST_BYTES).digest()
 
 
@@ -97,8 +98,8 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
 
 class Offer(Part, frozen=True, kw_only=True):
     """Decode: fetch the caches of a prompt of `num_tokens` tokens whose ids have this `digest`, from token `start` on
-    (a multiple of the page size: the tokens before it are cached here), into these places by kind of cache, as weights
-    of this version compute it with this adapter."""
+    (a multiple of the page size: the tokens before it are cached here), into these places by kind of cache. Weights of
+    this version compute it with this adapter, and with the pictures that have these digests."""
 
     ticket: Ticket
     host: str
@@ -109,6 +110,7 @@ class Offer(Part, frozen=True, kw_only=True):
     spans: dict[str, Span]
     weight_version: int = 0
     adapter: AdapterIdentity = NO_ADAPTER
+    pictures: tuple[bytes, ...] = ()
 
 
 class Withdraw(msgspec.Struct, frozen=True):
@@ -152,7 +154,8 @@ Order = Offer | Decline | Withdraw | Send | Rest
 
 class Offered(msgspec.Struct, frozen=True):
     """Prefill: decode has places for a prompt of `num_tokens` tokens with this digest, from token `start` on, and
-    computes with weights of this version and this adapter; or the reason why it will not have any."""
+    computes with weights of this version, this adapter and pictures with these digests; or the reason why it will not
+    have any."""
 
     ticket: Ticket
     num_tokens: int
@@ -160,6 +163,7 @@ class Offered(msgspec.Struct, frozen=True):
     start: int
     weight_version: int = 0
     adapter: AdapterIdentity = NO_ADAPTER
+    pictures: tuple[bytes, ...] = ()
     declined: Failure | None = None
 
 

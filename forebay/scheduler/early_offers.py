@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forebay.requests.request import Request
-from forebay.requests.transfers import NO_ADAPTER, AdapterIdentity, Offered, Rendezvous, Ticket, digest_of
+from forebay.requests.transfers import NO_ADAPTER, AdapterIdentity, Offered, Rendezvous, Ticket
 
 MatchKey = tuple[int, int, bytes]
 """Room number, prompt length and prompt digest: equal for a request and its offer."""
@@ -18,7 +18,7 @@ def key_of_offer(offered: Offered) -> MatchKey:
 
 def key_of_request(req: Request) -> MatchKey:
     """Return the key of a request; its offer has the same."""
-    return room_of(req).room, req.num_prompt, digest_of(req.tokens)
+    return room_of(req).room, req.num_prompt, req.prompt_digest
 
 
 def room_of(req: Request) -> Rendezvous:
@@ -30,6 +30,11 @@ def room_of(req: Request) -> Rendezvous:
 def adapter_of(req: Request) -> AdapterIdentity:
     """Return the identity of a request's adapter; its offer has the same."""
     return AdapterIdentity(req.adapter.name, req.adapter.digest) if req.adapter else NO_ADAPTER
+
+
+def pictures_of(req: Request) -> tuple[bytes, ...]:
+    """Return the digests of a request's pictures, in the order of the prompt; its offer has the same."""
+    return tuple(encoding.digest for encoding in req.pictures.encodings) if req.pictures else ()
 
 
 class EarlyOffers:

@@ -16,7 +16,7 @@ from forebay.config.engine_config import DisaggregationOptions
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
 from forebay.requests.step_plan import TokenLogprob
-from forebay.requests.transfers import Closed, Event, Rendezvous
+from forebay.requests.transfers import Closed, Event, Rendezvous, digest_of
 from forebay.requests.updates import Failure, FinishReason, Update
 from forebay.scheduler.queues import Queues
 from forebay.scheduler.spare_places import SparePlaces
@@ -151,7 +151,10 @@ class Role(Handoff, ABC):
         """Return the key that only one living request may have."""
 
     def admit(self, req: Request) -> None:
+        """Record the digest of the prompt, which later has ids of this engine for pictures; refuse a room in use."""
         where = req.rendezvous
+        if where:
+            req.prompt_digest = digest_of(req.tokens)
         if where and req.params.pooling:
             raise InvalidRequest("a prompt that is pooled is computed here alone: leave it out", param="bootstrap_room")
         if where and (other := self._rooms.get(self._room(where))):

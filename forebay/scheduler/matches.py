@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from forebay.base.errors import EngineError, NotFound, RequestTimeout, Unavailable
 from forebay.config.engine_config import DisaggregationOptions
 from forebay.requests.request import Request
 from forebay.requests.transfers import AdapterIdentity, Offered, Ticket
 from forebay.requests.updates import Failure, FinishReason
-from forebay.scheduler.early_offers import EarlyOffers, MatchKey, adapter_of, key_of_offer, key_of_request
+from forebay.scheduler.early_offers import EarlyOffers, MatchKey, adapter_of, key_of_offer, key_of_request, pictures_of
 from forebay.scheduler.handoff import ASLEEP, Outputs
 from forebay.scheduler.limits import most_requests
 from forebay.scheduler.queues import Queues
@@ -50,8 +50,8 @@ class Matches:
             self._match(offered, req)
 
     def _match(self, offered: Offered, req: Request) -> None:
-        """The request may run, unless decode's half has ended, or its tokens would be of other weights or of another
-        adapter."""
+        """The request may run, unless decode's half has ended, or its tokens would be of other weights, of another
+        adapter or of other pictures."""
         self._expected.discard(req)
         if offered.declined:
             self.outputs.finish(req, FinishReason.ERROR, offered.declined)
@@ -61,6 +61,9 @@ class Matches:
             return
         if offered.adapter != adapter_of(req):
             self._refuse(offered, req, _other_adapter(str(adapter_of(req)), offered.adapter))
+            return
+        if offered.pictures != pictures_of(req):
+            self._refuse(offered, req, _other_pictures(pictures_of(req), offered.pictures))
             return
         self._matched(offered, req)
 
@@ -159,6 +162,17 @@ def _no_adapter(name: str) -> Failure:
 def _other_adapter(ours: str, theirs: AdapterIdentity) -> Failure:
     what = f"adapter: prefill has {ours}, decode {theirs}: load the same files on both"
     return Failure.of(Unavailable(f"prefill and decode do not fit together: {what}", code="adapter_mismatch"))
+
+
+def _other_pictures(ours: Sequence[bytes], theirs: Sequence[bytes]) -> Failure:
+    if len(ours) != len(theirs):
+        what = f"{len(ours)} images were read on the prefill server and {len(theirs)} on the decode server"
+    else:
+        number = next(i for i, (one, other) in enumerate(zip(ours, theirs, strict=True), 1) if one != other)
+        what = f"image {number} of {len(ours)} has other pixels on the prefill server than on the decode server"
+    return Failure.of(
+        Unavailable(f"{what}: send images as data, or by URLs that answer alike each time", code="images_differ")
+    )
 
 
 def _is_of(offered: Offered, req: Request) -> bool:

@@ -12,10 +12,10 @@ from forebay.config.engine_config import DisaggregationOptions
 from forebay.memory.holding import footprint, footprint_ahead
 from forebay.memory.slots import NO_OWNER, as_ids
 from forebay.requests.request import Request, blamed_on
-from forebay.requests.transfers import Decline, Offer, Rendezvous, Tail, Ticket, digest_of
+from forebay.requests.transfers import Decline, Offer, Rendezvous, Tail, Ticket
 from forebay.requests.updates import Failure
 from forebay.scheduler.arrivals import HANDOVERS_PER_PLAN
-from forebay.scheduler.early_offers import adapter_of
+from forebay.scheduler.early_offers import adapter_of, pictures_of
 from forebay.scheduler.queues import Queues
 from forebay.scheduler.tickets import OpenTicket, Tickets
 
@@ -60,9 +60,7 @@ class Offers:
     def decline(self, req: Request, failure: Failure) -> None:
         """Order that prefill learns that no offer comes, so that it does not wait for its time-out."""
         ticket, where = self._ticket(req)
-        self._tickets.orders.append(
-            Decline(ticket, where.host, where.port, req.num_prompt, digest_of(req.tokens), failure)
-        )
+        self._tickets.orders.append(Decline(ticket, where.host, where.port, req.num_prompt, req.prompt_digest, failure))
 
     def _ticket(self, req: Request) -> tuple[Ticket, Rendezvous]:
         where = req.rendezvous
@@ -146,11 +144,12 @@ class Offers:
             host=where.host,
             port=where.port,
             num_tokens=req.num_prompt,
-            digest=digest_of(req.tokens),
+            digest=req.prompt_digest,
             start=start,
             spans=self.queues.pools.places(allocation, start, start),
             weight_version=self.queues.weight_version,
             adapter=adapter_of(req),
+            pictures=pictures_of(req),
         )
         deadline = now + self._options.lease_s
         receiving = Receiving(ticket, req, deadline=deadline, named=[offer.spans], whole=True)

@@ -130,7 +130,7 @@ def create_context(
         responses=ResponseStore(config.responses_store_bytes if model.mode is DisaggregationMode.NULL else 0),
         sampling=SamplingParams.defaults(config.sampling.values, config.sampling.source),
         started_at=time.time(),
-        images=None if model.tiling is None else ImageReader(model.tiling, tokenizer, config, preparation, model.mode),
+        images=None if model.tiling is None else ImageReader(model.tiling, tokenizer, config, preparation),
         client=staying_client(),
         seals=Seals(config.cluster_key),
     )

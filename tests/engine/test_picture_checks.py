@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forebay.base.errors import InvalidRequest
-from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions, SchedulerConfig
+from forebay.config.engine_config import SchedulerConfig
 from forebay.engine.frames import AddRequest, GetTree
 from forebay.engine.loop.core import EngineCore, work_of
 from forebay.engine.loop.pictures import check_pictures
@@ -108,12 +108,9 @@ def test_c33_runs_on_other_tokens_than_placeholders_are_refused() -> None:
         check(picture(1, 2), prompt=PROMPT)
 
 
-def test_engine_without_an_encoder_and_engine_in_a_role_refuse_pictures_in_a_line() -> None:
+def test_engine_without_an_encoder_refuses_pictures_in_a_line() -> None:
     with pytest.raises(InvalidRequest, match="this model takes no pictures"):
         check(picture(1, 2), limits=config())
-    options = DisaggregationOptions(mode=DisaggregationMode.PREFILL)
-    with pytest.raises(InvalidRequest, match="not served by an engine in a role"):
-        check(picture(1, 2), limits=config(pictures=picture_config(), disaggregation=options))
 
 
 def core(**changes: Any) -> EngineCore:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from forebay.config.engine_config import (
 )
 from forebay.engine.frames import AddRequest
 from forebay.pools.cache_pool import CachePool
+from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import (
     Arrived,
@@ -33,9 +34,12 @@ from forebay.requests.transfers import (
     Send,
     Sent,
     Span,
+    Tail,
     Withdraw,
 )
+from forebay.requests.updates import Update
 from forebay.scheduler.decode_role import DecodeRole
+from forebay.scheduler.handoff import LOST
 from forebay.scheduler.prefill_role import PrefillRole
 from forebay.speculation.ngram import Ngram
 from tests.integration.rig import Engine, Result, Rig
@@ -79,6 +83,7 @@ class Carrier:
     peer: Carrier | None = None
     events: list[Event] = field(default_factory=list)
     offers: dict[Any, Offer] = field(default_factory=dict)
+    num_lost: int = 0  # transfers, the next ones, that break with their last bytes
     num_unfenced: int = 0
     num_rejected: int = 0
 
@@ -95,8 +100,12 @@ class Carrier:
         match order:
             case Offer():
                 self.peer.offers[ticket] = order
-                given = order.num_tokens, order.digest, order.start, order.weight_version, order.adapter
+                given = order.num_tokens, order.digest, order.start, order.weight_version, order.adapter, order.pictures
                 self.peer.events.append(Offered(ticket, *given))
+            case Send(tail=Tail()) if self.num_lost:
+                self.num_lost -= 1
+                for end in (self, self.peer):
+                    end.events += [Broken(ticket, LOST), Closed(ticket)]
             case Send():
                 offer = self.offers[ticket]
                 for kind, span in order.spans.items():
@@ -154,10 +163,32 @@ class Two:
         plan = self.decode.core.scheduler.plan
         self.decode.core.scheduler.plan = lambda now, *_: plan(now, width)
 
-    def run(self, prompts: list[list[int]], params: list[SamplingParams], adapters: Sequence[str] = ()) -> list[Result]:
+    def run(
+        self,
+        prompts: list[list[int]],
+        params: list[SamplingParams],
+        adapters: Sequence[str] = (),
+        *,
+        pictures: Sequence[Sequence[Picture]] = (),
+        of_decode: Sequence[Sequence[Picture]] = (),
+        abort: Callable[[Result], bool] = lambda result: False,
+        failing: Collection[str] = (),
+    ) -> list[Result]:
+        """Return the outcome of each prompt on decode, with the pictures `of_decode` there, if given. `abort` says
+        after each step whether a client there leaves; halves fail with the codes of `failing`, and with no others."""
         halves: dict[Engine, dict[int, Result]] = {self.prefill: {}, self.decode: {}}
-        names = adapters or [""] * len(prompts)
-        for prompt, wanted, name in zip(prompts, params, names, strict=True):
+        failed = set[str]()
+
+        def take(results: dict[int, Result], updates: Sequence[Update]) -> None:
+            for update in updates:
+                if update.failure is not None:
+                    assert update.failure.code in failing, update.failure
+                    failed.add(update.failure.code)
+                results[update.request_id].take(update)
+
+        names, shown = adapters or [""] * len(prompts), pictures or [()] * len(prompts)
+        seen = {self.prefill: shown, self.decode: of_decode or shown}
+        for i, (prompt, wanted, name) in enumerate(zip(prompts, params, names, strict=True)):
             self.num_requests += 1
             for engine, results in halves.items():
                 results[self.num_requests] = Result()
@@ -167,15 +198,20 @@ class Two:
                     params=wanted,
                     rendezvous=Rendezvous("prefill", 1, self.num_requests),
                     adapter=name,
+                    pictures=tuple(seen[engine][i]),
                 )
-                engine._take(results, engine.core.add(add))
+                take(results, engine.core.add(add))
         while not all(engine.core.idle for engine in halves):
             for engine, results in halves.items():
-                engine._take(results, engine.core.step())
+                take(results, engine.core.step())
+            for request_id, result in halves[self.decode].items():
+                if result.finish is None and abort(result):
+                    take(halves[self.decode], self.decode.core.abort(request_id))
         for engine in halves:
             engine.core.step()  # hears of what has closed
             engine.core.scheduler.audit()
             assert not engine.core.scheduler.pools.deferred.entries
+        assert failed == set(failing)
         first = [result.token_ids for result in halves[self.prefill].values()]
         results = list(halves[self.decode].values())
         assert first == [result.token_ids[:1] for result in results]

@@ -345,4 +345,33 @@ PICTURES: Final = (
         "tokens.rope_positions, *tokens.batch, self.ops.elementwise.zeros_like(deltas))",
         _ROPE + "test_log_probabilities_are_those_of_the_model_at_the_prompts_positions",
     ),
+    Mutant(
+        "C34 an offer names the pictures of its request",
+        "scheduler/offers.py",
+        "            pictures=pictures_of(req),\n",
+        "",
+        "scheduler/test_picture_roles.py::test_decode_offer_has_the_digests_of_its_requests_pictures",
+    ),
+    Mutant(
+        "C34 prefill compares the digests of pictures, and not their number alone",
+        "scheduler/matches.py",
+        "        if offered.pictures != pictures_of(req):",
+        "        if len(offered.pictures) != len(pictures_of(req)):",
+        "scheduler/test_picture_roles.py::test_c34_offer_with_other_pictures_ends_both_halves[changed]",
+    ),
+    Mutant(
+        "C22 an offer finds its request by the prompt as it came, without ids of this engine for pictures",
+        "scheduler/scheduler.py",
+        "            self.handoff.enqueue(req, now)\n",
+        "            self.handoff.admit(req)\n            self.handoff.enqueue(req, now)\n",
+        "scheduler/test_picture_roles.py::test_c22_offer_finds_its_request_whatever_ids_pictures_have_here",
+    ),
+    Mutant(
+        "C28 the row of a prompt that another engine computed has the rotary delta of its pictures",
+        "scheduler/step_draft.py",
+        "            rope_delta=req.pictures.rope_delta if ",
+        "            rope_delta=req.pictures.rope_delta if not prebuilt and ",
+        "integration/test_picture_pairs.py::"
+        "test_c21_c28_tokens_behind_images_are_those_of_one_engine_and_prefill_alone_encodes[qwen2_vl]",
+    ),
 )

@@ -117,6 +117,17 @@ def test_offering_out_of_bounds_is_refused(changes: dict[str, Any]) -> None:
         BOUNDS.check(msgspec.structs.replace(OFFERING, **changes))
 
 
+@pytest.mark.parametrize(
+    "digests", [[b"\1" * 31], [b"\1" * 33], [b"\1" * 32] * 257, [3]], ids=["31", "33", "257", "int"]
+)
+def test_c33_offering_with_digests_of_other_lengths_or_of_too_many_images_is_refused(digests: list[Any]) -> None:
+    named = msgspec.structs.replace(OFFERING, pictures=(b"\1" * 32,) * 256)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(named), type=frames.Offering) == named
+    wrong = msgspec.msgpack.encode(msgspec.structs.replace(OFFERING, pictures=tuple(digests)))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(wrong, type=frames.Offering)
+
+
 def test_decode_token_outside_the_vocabulary_ends_the_session() -> None:
     """It would be read as a row of the embedding."""
     with decode_alone(backend="tcp") as (peer, decode):

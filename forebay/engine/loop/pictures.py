@@ -10,7 +10,7 @@ import numpy as np
 
 from forebay.base.errors import InvalidRequest
 from forebay.base.pixels import num_pixel_bytes
-from forebay.config.engine_config import DisaggregationMode, SchedulerConfig
+from forebay.config.engine_config import SchedulerConfig
 from forebay.config.pictures import PictureConfig
 from forebay.memory.slots import Ids
 from forebay.requests.pictures import Picture
@@ -24,8 +24,6 @@ def check_pictures(pictures: Sequence[Picture], prompt: Sequence[int], config: S
     limits = config.pictures
     if limits is None:
         raise _wrong("this model takes no pictures: leave them out")
-    if config.disaggregation.mode is not DisaggregationMode.NULL:
-        raise _wrong("pictures are not served by an engine in a role: leave them out, or use an engine without a role")
     for number, picture in enumerate(pictures):
         _check_shape(number, picture, limits)
         _check_runs(number, picture, np.array(prompt, dtype=np.int64), limits)

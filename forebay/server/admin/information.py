@@ -123,7 +123,7 @@ async def server_info(request: Request, server: ServerContext) -> Response:
                 **{number.name: getattr(server.sampling, number.name) for number in OF_MODELS},
             },
             "texts": server.model.texts.evidence,
-            "accepts_images": server.images is not None and not server.images.why_not,
+            "accepts_images": server.images is not None,
             **_of_engine(server, server.loaded_info),
             "environment": server.environment,
             "server": limits,

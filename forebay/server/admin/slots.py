@@ -64,7 +64,7 @@ async def props(request: Request, server: ServerContext) -> Response:
             total_slots=info.max_running_requests,
             model_alias=server.model.name,
             model_path=server.model.path,
-            modalities=Modalities(vision=server.images is not None and not server.images.why_not, audio=False),
+            modalities=Modalities(vision=server.images is not None, audio=False),
             chat_template="" if template is None else template.source,
             bos_token=_spelled(server, tokenizer.bos_token_id),
             eos_token=_spelled(server, tokenizer.eos_token_id),

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.base.errors import InvalidRequest, Overloaded
-from forebay.base.log import event, get_logger
 from forebay.base.room import Room
-from forebay.config.engine_config import DisaggregationMode
 from forebay.config.media import MediaOptions
 from forebay.http.lifecycle import ClientGone
 from forebay.http.preparation import Client, Preparation
@@ -21,17 +19,10 @@ from forebay.server.images.fetching import Fetcher
 from forebay.server.images.sources import Unreadable, is_data
 from forebay.server.images.tiling import Tiling
 from forebay.server.protocol.images import Source
-from forebay.server.protocol.validation import UNSUPPORTED_FIELD
 from forebay.text.tokenizer import Tokenizer
-
-log = get_logger("server")
 
 ROOM_BYTES: Final = 512 << 20  # for the files and pixels of all images that have not reached the engine; see `Room`
 NUM_FETCHES: Final = 64  # at a time
-_DISAGGREGATED: Final = (
-    "images are not supported with prefill/decode disaggregation: ask a server that computes whole requests, or leave "
-    "them out"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +43,6 @@ class ImageReader:
         tokenizer: Tokenizer,
         options: MediaOptions,
         preparation: Preparation,
-        mode: DisaggregationMode = DisaggregationMode.NULL,
         *,
         fetcher: Fetcher | None = None,
     ) -> None:
@@ -61,19 +51,13 @@ class ImageReader:
         self._expansion = Expansion(tokenizer, tiling)
         self._decoder = ImageDecoder(preparation, tiling, options.max_image_bytes)
         self._fetcher = fetcher or Fetcher(options.allowed_media_domains, options.max_image_bytes)
-        self.why_not = _DISAGGREGATED if mode is not DisaggregationMode.NULL else ""  # why it reads none
-        if self.why_not:
-            log.warning(event("images_refused", why=self.why_not))
         self._fetching = preparation.lane("download", NUM_FETCHES)
         self._room = Room(preparation.weights)
 
     @contextlib.contextmanager
-    def admitted(self, client: Client, asked: Sequence[Asked], *, disaggregated: bool) -> Iterator[AdmittedImages]:
-        """Inside, the images have room. `disaggregated`: their prompt is computed by one server and their answer by
-        another. Raises InvalidRequest for images that cannot be read, and Overloaded if others take the room and those
-        of this tenant its share."""
-        if why_not := self.why_not or (_DISAGGREGATED if disaggregated else ""):
-            raise InvalidRequest(why_not, code=UNSUPPORTED_FIELD, param=asked[0].place)
+    def admitted(self, client: Client, asked: Sequence[Asked]) -> Iterator[AdmittedImages]:
+        """Inside, the images have room. Raises InvalidRequest for more images than a prompt may have, and Overloaded if
+        others take the room and those of this tenant its share."""
         if len(asked) > self._max_images:
             raise InvalidRequest(
                 f"the prompt has {len(asked)} images; at most {self._max_images} are taken (--limit-mm-per-prompt): "

@@ -267,6 +267,7 @@ def _offering(offer: Offer) -> frames.Offering:
         places={kind: frames.Places.of(span) for kind, span in offer.spans.items()},
         weight_version=offer.weight_version,
         adapter=offer.adapter,
+        pictures=offer.pictures,
     )
 
 

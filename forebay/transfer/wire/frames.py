@@ -23,12 +23,13 @@ from msgspec import Meta
 from forebay.base.errors import OfferError, RequestTimeout, Unavailable, WireError
 from forebay.base.package import __version__
 from forebay.config.engine_config import MAX_PAGE_SIZE
+from forebay.config.media import MOST_IMAGES
 from forebay.requests.pieces import MAX_POSITION, Chunk, Count, Kind, KindShape, Nonce, Position
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import MAX_ROOM, NO_ADAPTER, AdapterIdentity, Offered, Span, Tail, Ticket
 from forebay.requests.updates import CacheReport, Failure
 
-PROTOCOL: Final = 4  # of frames and chunks; another number is another language
+PROTOCOL: Final = 5  # of frames and chunks; another number is another language
 MAX_COLUMNS: Final = 1 << 16
 NONCE_BYTES: Final = 32  # of a session
 MAX_CODE_CHARS: Final = 64
@@ -40,6 +41,7 @@ MAX_TICKETS: Final = 1 << 16  # that a beat names
 MAX_KINDS: Final = 16
 MAX_ADDRESS_BYTES: Final = 1 << 20
 ID_BYTES: Final = 8
+PICTURE_DIGEST_BYTES: Final = hashlib.sha256().digest_size
 
 Name = Annotated[str, Meta(max_length=256)]  # of a peer: compared with ours, and shown if it differs
 Instance = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z]{1,64}\Z")]
@@ -47,6 +49,7 @@ Epoch = Annotated[int, Meta(ge=1, le=MAX_EPOCH)]
 Protocol = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 SessionNonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Digest = Annotated[bytes, Meta(max_length=32)]
+PictureDigest = Annotated[bytes, Meta(min_length=PICTURE_DIGEST_BYTES, max_length=PICTURE_DIGEST_BYTES)]
 Room = Annotated[int, Meta(ge=0, le=MAX_ROOM)]
 Version = Annotated[int, Meta(ge=0, le=2**62)]
 
@@ -182,7 +185,7 @@ class Places(msgspec.Struct, frozen=True, array_like=True):
 
 class Offering(msgspec.Struct, frozen=True, tag="offering", kw_only=True):
     """Decode: prefill may write what layers keep of a prompt from position `start` on to these places, computed with
-    weights of this version and this adapter."""
+    weights of this version, this adapter and pictures with these digests."""
 
     nonce: Nonce
     room: Room
@@ -192,10 +195,13 @@ class Offering(msgspec.Struct, frozen=True, tag="offering", kw_only=True):
     places: Annotated[dict[Kind, Places], Meta(max_length=MAX_KINDS)]
     weight_version: Version = 0
     adapter: AdapterIdentity = NO_ADAPTER
+    pictures: Annotated[tuple[PictureDigest, ...], Meta(max_length=MOST_IMAGES)] = ()
 
     def event(self, ticket: Ticket) -> Offered:
         """Return the event of this offer for prefill's scheduler."""
-        return Offered(ticket, self.num_tokens, self.digest, self.start, self.weight_version, self.adapter)
+        return Offered(
+            ticket, self.num_tokens, self.digest, self.start, self.weight_version, self.adapter, self.pictures
+        )
 
 
 class Declined(msgspec.Struct, frozen=True, tag="declined"):

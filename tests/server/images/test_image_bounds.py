@@ -397,7 +397,7 @@ def test_reader_images_have_512_mebibytes_and_64_downloads_at_a_time(tokenizer: 
 def test_reader_room_is_taken_up_to_its_last_byte(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "ROOM_BYTES", 10)
     found = reading(tokenizer)
-    with found.admitted(staying_client(), asked("a" * 9), disaggregated=False) as images:
+    with found.admitted(staying_client(), asked("a" * 9)) as images:
         assert images.held == 9
         images.hold(1)
         assert (images.held, found._room.num_inside) == (10, 10)
@@ -419,7 +419,7 @@ def test_reader_images_hold_their_urls_files_and_pixels_until_they_are_in_the_en
 
     found = reading(tokenizer, OneFile(file))
     found._decoder.decode = decode  # type: ignore[method-assign]
-    with found.admitted(staying_client(), asked(url, elsewhere), disaggregated=False) as images:
+    with found.admitted(staying_client(), asked(url, elsewhere)) as images:
         assert images.held == len(url) + len(elsewhere)
         made = asyncio.run(images.expanded([TILING.placeholder] * 2, ()))
         assert [picture.pixels for picture in made.pictures] == [tiles.pixels] * 2
@@ -438,7 +438,7 @@ def test_reader_download_that_fails_names_its_image_and_frees_its_turn(
     urls = [f"http://{HOST}/", "data:;base64,"][:count]
     with (
         pytest.raises(InvalidRequest) as refused,
-        found.admitted(staying_client(), asked(*urls), disaggregated=False) as images,
+        found.admitted(staying_client(), asked(*urls)) as images,
     ):
         asyncio.run(images.expanded([], ()))
     assert str(refused.value) == f"{name} is gone"
@@ -449,11 +449,11 @@ def test_reader_download_that_fails_names_its_image_and_frees_its_turn(
 
 def test_reader_prompt_has_at_most_8_images_by_default(tokenizer: Tokenizer) -> None:
     found = reading(tokenizer)
-    with found.admitted(staying_client(), asked(*["data:"] * 8), disaggregated=False) as images:
+    with found.admitted(staying_client(), asked(*["data:"] * 8)) as images:
         assert images.held == 8 * len("data:")
     with (
         pytest.raises(InvalidRequest, match="has 9 images; at most 8 are taken") as refused,
-        found.admitted(staying_client(), asked(*["data:"] * 9), disaggregated=False),
+        found.admitted(staying_client(), asked(*["data:"] * 9)),
     ):
         pass
     assert refused.value.param == "messages.8"

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,23 +14,20 @@ from typing import Any
 
 import pytest
 
-from forebay.base.errors import InvalidRequest
 from forebay.cli.main import main
 from forebay.config.engine_config import DisaggregationMode
-from forebay.config.media import MediaOptions
 from forebay.families.small_pictures import WITH_PICTURES
 from forebay.http.lifecycle import ClientGone, Watch
-from forebay.http.preparation import Preparation, staying_client
 from forebay.requests.pictures import digest_of
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.images import reader
 from forebay.server.images.cutting import tiles_of
-from forebay.server.images.reader import AdmittedImages, Asked, ImageReader
+from forebay.server.images.reader import AdmittedImages
 from forebay.server.images.tiling import Tiling, tiling_at
-from forebay.server.protocol.images import Source
 from forebay.server.protocol.requests import ChatRequest
 from forebay.text.tokenizer import Tokenizer
 from tests.deadlines import HANGS_S, wait_until
+from tests.proven import Proven
 from tests.server.conftest import MODEL, Running, start
 from tests.server.fake_engine import FakeEngine
 from tests.server.images.smolvlm import PER_TILE, PLACEHOLDER, TEMPLATE, TILING, file_of, noise, write_tokenizer
@@ -428,26 +425,19 @@ def test_template_that_shows_no_images_is_named(tmp_path: Path) -> None:
         chats.close()
 
 
-def read_by(tokenizer: Tokenizer, mode: DisaggregationMode = DisaggregationMode.NULL) -> Callable[..., None]:
-    found = ImageReader(TILING, tokenizer, MediaOptions(), Preparation({}), mode)
-
-    def admit(*, disaggregated: bool = False) -> None:
-        asked = Asked(source=Source("data:"), place="messages.0.content.0", splits=True)
-        with found.admitted(staying_client(), [asked], disaggregated=disaggregated):
-            pass
-
-    return admit
-
-
-def test_disaggregated_prompt_with_images_is_refused(chats: Chats, caplog: pytest.LogCaptureFixture) -> None:
-    read_by(chats.tokenizer)()
-    assert "images_refused" not in caplog.text
-    for mode in (DisaggregationMode.PREFILL, DisaggregationMode.DECODE):
-        with pytest.raises(InvalidRequest, match="not supported with prefill/decode disaggregation"):
-            read_by(chats.tokenizer, mode)()
-    assert caplog.text.count("images_refused") == 2
-    with pytest.raises(InvalidRequest, match="not supported with prefill/decode disaggregation"):
-        read_by(chats.tokenizer)(disaggregated=True)
+def test_chat_image_reaches_half_a_request_as_it_reaches_a_whole_one(chats: Chats) -> None:
+    chats.chat(part(IMAGE), text(GREEN))
+    model, key = replace(chats.model, mode=DisaggregationMode.DECODE), b"cluster-canary-0123456789"
+    half = start(chats.tokenizer, chats._engine, model=model, cluster_key=key)
+    content, where = [part(IMAGE), text(GREEN)], {"bootstrap_host": "10.0.0.7", "bootstrap_room": 5}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": 4, **where}
+    with half.client(auth=Proven(key)) as client:
+        assert client.post("/v1/chat/completions", json=body).is_success
+        assert client.get("/server_info").json()["accepts_images"]
+    engine = half.engine
+    assert (engine.submitted[-1].prompt, engine.pictures[-1]) == (chats.prompt, chats.pictures)
+    assert [its.room for its in engine.rendezvous if its] == [5]
+    half.close()
 
 
 @pytest.mark.parametrize(("gone", "raised"), [(True, ClientGone), (False, asyncio.CancelledError)])

@@ -26,7 +26,7 @@ async def with_images(
         return await prompts()
     if server.images is None:  # a body with images was refused
         raise Unavailable("this server has nothing that reads images")
-    with server.images.admitted(context.client, asked, disaggregated=bool(context.sender.bootstrap)) as images:
+    with server.images.admitted(context.client, asked) as images:
         return [await _expanded(images, prompt) for prompt in await prompts()]
 
 
