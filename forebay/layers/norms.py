@@ -51,3 +51,8 @@ def build_norm(spec: NormSpec, parts: Parts, eps: float) -> Norm:
     bias = None if spec.bias is None else weights.tensor(spec.bias)
     of = partial(ops.norms.layer_norm, weight=weights.tensor(spec.weight), bias=bias, eps=eps)
     return Norm(of, lambda x, residual: of(ops.elementwise.add_(residual, x)))
+
+
+def norm_name(norm: NormSpec | None) -> str:
+    """Return what equations call a norm."""
+    return "layernorm" if isinstance(norm, LayerNormSpec) else "norm"

@@ -19,20 +19,15 @@ from forebay.layers.adapters import Adapters
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.disentangled_attention import DistancesSpec
-from forebay.layers.norms import NormSpec, build_norm, layer_norm_spec
+from forebay.layers.encoder_head import HeadLayerSpec, HeadSpec
+from forebay.layers.encoder_layer import EncoderLayerSpec
+from forebay.layers.encoder_mlp import EncoderMlpSpec
+from forebay.layers.norms import NormSpec, build_norm, layer_norm_spec, norm_name
 from forebay.layers.params import Weights
 from forebay.layers.rotary import RopeSpec, RopeTables
-from forebay.layers.segments import (
-    DistanceBiasSpec,
-    EncoderLayerSpec,
-    EncoderMlpSpec,
-    HeadLayerSpec,
-    HeadSpec,
-    SegmentAttentionSpec,
-    Segments,
-    TextEmbeddingsSpec,
-    norm_name,
-)
+from forebay.layers.score_biases import DistanceBiasSpec
+from forebay.layers.segments import SegmentAttentionSpec, Segments
+from forebay.layers.text_embeddings import TextEmbeddingsSpec
 from forebay.ops import Ops
 from forebay.pools.cache_spec import CacheSpec
 

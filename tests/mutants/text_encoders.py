@@ -39,21 +39,21 @@ TEXT_ENCODERS = (
     ),
     Mutant(
         "C28 a token has the embedding of its kind",
-        "layers/segments.py",
+        "layers/text_embeddings.py",
         "self._types(input_ids // self._vocab_size)",
         "self._types(input_ids // self._vocab_size * 0)",
         _HIDDEN,
     ),
     Mutant(
         "C28 the first token has the first position behind the padding token's",
-        "layers/segments.py",
+        "layers/text_embeddings.py",
         "change=lambda table: table[spec.offset :]",
         "change=lambda table: table[: len(table) - spec.offset]",
         _HIDDEN,
     ),
     Mutant(
         "C28 of one layer with both the gate is behind",
-        "layers/segments.py",
+        "layers/encoder_mlp.py",
         "(range(inner, 2 * inner), range(inner)) if joined and",
         "(range(2 * inner),) if joined and",
         _HIDDEN,
@@ -109,7 +109,7 @@ TEXT_ENCODERS = (
     ),
     Mutant(
         "C28 a layer's norm behind a part comes before the sum",
-        "layers/segments.py",
+        "layers/encoder_layer.py",
         "self._ops.elementwise.add_(inner(part(norm(x), texts)), x)",
         "inner(self._ops.elementwise.add_(part(norm(x), texts), x))",
         _HIDDEN,
@@ -123,7 +123,7 @@ TEXT_ENCODERS = (
     ),
     Mutant(
         "C28 the bias of a score is that of its distance",
-        "layers/segments.py",
+        "layers/score_biases.py",
         "own = bias[:, middle + places - places.unsqueeze(1)]",
         "own = bias[:, middle + places - places.unsqueeze(1) - 1]",
         _HIDDEN,

@@ -5,8 +5,8 @@ from dataclasses import replace
 from forebay.families.model_config import ModelConfig
 from forebay.families.text_encoders.deberta_v2 import DebertaConfig
 from forebay.layers.disentangled_attention import DisentangledAttentionSpec, DistancesSpec
+from forebay.layers.encoder_layer import EncoderLayerSpec
 from forebay.layers.norms import layer_norm_spec
-from forebay.layers.segments import EncoderLayerSpec
 from forebay.models.text_encoder import BERT_NAMES, TextEncoderSpec, embeddings_spec, head_spec, layer_spec
 
 

@@ -3,10 +3,13 @@ from __future__ import annotations
 from forebay.families.gemma3_text.config import Gemma3EncoderConfig
 from forebay.families.model_config import ModelConfig
 from forebay.families.transformer import SLIDING
+from forebay.layers.encoder_layer import EncoderLayerSpec
+from forebay.layers.encoder_mlp import EncoderMlpSpec
 from forebay.layers.norms import NormSpec
 from forebay.layers.params import vector
 from forebay.layers.rotary import RopeSpec
-from forebay.layers.segments import EncoderLayerSpec, EncoderMlpSpec, SegmentAttentionSpec, TextEmbeddingsSpec
+from forebay.layers.segments import SegmentAttentionSpec
+from forebay.layers.text_embeddings import TextEmbeddingsSpec
 from forebay.models.families.parts.gemma import NORM_OFFSET
 from forebay.models.text_encoder import TextEncoderSpec, head_behind
 

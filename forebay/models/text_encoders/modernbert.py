@@ -5,9 +5,10 @@ from dataclasses import replace
 from forebay.families.model_config import ModelConfig
 from forebay.families.text_encoders.modernbert import ModernBertConfig
 from forebay.families.transformer import SLIDING
+from forebay.layers.encoder_head import HeadLayerSpec, HeadSpec
+from forebay.layers.encoder_layer import EncoderLayerSpec
 from forebay.layers.norms import LayerNormSpec, layer_norm_spec
 from forebay.layers.rotary import RopeSpec
-from forebay.layers.segments import EncoderLayerSpec, HeadLayerSpec, HeadSpec
 from forebay.models.text_encoder import (
     LayerNames,
     TextEncoderSpec,
