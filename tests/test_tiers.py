@@ -9,8 +9,9 @@ from typing import cast
 import pytest
 import torch
 
+from tests.mutants import MUTANTS
 from tests.pairs import covering
-from tests.tiers import sample, thin
+from tests.tiers import _named, sample, thin
 
 NAMES = [f"tests/test_x.py::test_y[{size}-{kind}]" for size in range(6) for kind in "abc"]
 
@@ -73,6 +74,32 @@ def test_thin_with_the_mark_of_a_file_keeps_pairs_if_they_are_fewer(own: bool, n
     test = SimpleNamespace(nodeid="test_x", own_markers=[mark][: int(own)], get_closest_marker={"quick": mark}.get)
     thin(metafunc(calls, test, "not slow"), has_gpu=False)
     assert len(calls) == num_kept
+
+
+@pytest.mark.parametrize(
+    ("file", "marks", "num_kept"),
+    [("tests/ops/test_x.py", [], 12), ("tests/ops/test_x.py", ["whole"], 20), ("tests/test_x.py", [], 20),
+     ("tests/docs/test_x.py", [], 20), ("tests/ops/test_named.py", [], 20), ("tests/ops/test_cases.py", [], 13)],
+)  # fmt: skip
+def test_thin_of_a_test_without_a_number_keeps_twelve_cases_or_each_that_counts(
+    file: str, marks: list[str], num_kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = [SimpleNamespace(id=str(i), params={"i": i}, marks=[]) for i in range(20)]
+    left_out = next(i for i in range(20) if f"{file}::test_y[{i}]" not in sample(ids(file), 12))
+    named = frozenset({"tests/ops/test_named.py::test_y", f"tests/ops/test_cases.py::test_y[{left_out}]"})
+    monkeypatch.setattr("tests.tiers._named", lambda: named)
+    marked = {name: getattr(pytest.mark, name).mark for name in marks}
+    test = SimpleNamespace(nodeid=f"{file}::test_y", own_markers=[], get_closest_marker=marked.get)
+    thin(metafunc(calls, test, "not slow"), has_gpu=False)
+    assert len(calls) == num_kept
+
+
+def ids(file: str) -> list[str]:
+    return [f"{file}::test_y[{i}]" for i in range(20)]
+
+
+def test_tests_that_mutants_name_are_known() -> None:
+    assert f"tests/{MUTANTS[0].test}" in _named()
 
 
 def test_covering_product_keeps_every_pair_in_few_rows() -> None:

@@ -1,8 +1,12 @@
 """Which cases of a test the short tier runs; `make test-all` runs all of them.
 
 - Of a test with three parameters or more: cases in which every two values of two parameters meet, if they ever do.
+- Of a test with fewer parameters: at most twelve. Gates, tests with `@pytest.mark.whole` and those that a mutant names
+  run each case.
 - Of a test with `@pytest.mark.quick(8)`: at most eight.
 - Of each test of a file with `pytestmark = pytest.mark.quick(8)`: at most eight, and those pairs if they are fewer.
+
+A case that a mutant names is among them in any event.
 
 A test of the short tier of which a case takes more than a second is marked `long`: `tests/test_long_cases.py` counts
 them by folder. After a run those are listed that took as long and are not marked.
@@ -10,6 +14,7 @@ them by folder. After a run those are listed that took as long and are not marke
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -17,9 +22,12 @@ from typing import Any, Final
 
 import pytest
 
+from tests.mutants import MUTANTS
 from tests.pairs import covering
 
 SHORT_TIER: Final = "not slow"  # of the option -m
+MOST: Final = 12  # cases of a test that says nothing else
+GATES: Final = "tests/test_", "tests/docs/"  # of the source and of the documents, each part of which counts
 LONG_S: Final = 1.0
 MOST_LISTED: Final = 20
 
@@ -62,15 +70,29 @@ def _has(case: Any, names: Set[str]) -> bool:
     return any(mark.name in names for mark in case.marks)
 
 
+@functools.cache
+def _named() -> frozenset[str]:
+    """Return the node ids of the tests and the cases that mutants name."""
+    return frozenset(f"tests/{mutant.test}" for mutant in MUTANTS)
+
+
 def _kept(test: pytest.Item, cases: Mapping[str, Mapping[str, object]]) -> set[str]:
     """Return the node ids of the cases of one test, given with their parameters, that the short tier runs."""
+    return _chosen(test, cases) | (cases.keys() & _named())
+
+
+def _chosen(test: pytest.Item, cases: Mapping[str, Mapping[str, object]]) -> set[str]:
     mark = test.get_closest_marker("quick")
     most = mark.args[0] if mark else len(cases)
     if max(map(len, cases.values()), default=0) < 3 or mark in test.own_markers:
-        return sample([*cases], most)
+        return sample([*cases], most if mark or _is_whole(test) else MOST)
     names = sorted(cases, key=_digest)  # where several would do, not the first of each list
     pairs = {names[i] for i in covering([cases[name] for name in names])}
     return pairs if len(pairs) <= most else sample(names, most)
+
+
+def _is_whole(test: pytest.Item) -> bool:
+    return bool(test.get_closest_marker("whole")) or test.nodeid.startswith(GATES) or test.nodeid in _named()
 
 
 def unmarked_long(reports: Iterable[pytest.TestReport]) -> list[str]:

@@ -26,6 +26,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"  {name} " in text for name in COMMANDS)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
 def test_every_command_has_help_and_does_nothing_else(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exited:

@@ -162,15 +162,31 @@ def configuration(**flags: object) -> dict[str, object]:
     return {**dict(leaves(config.engine, "engine")), **dict(leaves(config.server, "server"))}
 
 
-@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.name not in ONE_VALUE], ids=lambda flag: flag.name)
-def test_every_flag_changes_the_configuration(flag: Flag, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for revision in ("main", "v2"):  # of a model of the hub that is here
-        snapshot = tmp_path / "models--org--name" / "snapshots" / revision
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of a hub in which a model has two revisions."""
+    folder = tmp_path_factory.mktemp("hub")
+    for revision in ("main", "v2"):
+        snapshot = folder / "models--org--name" / "snapshots" / revision
         snapshot.mkdir(parents=True)
         (snapshot / "a.gguf").symlink_to(find_model(None))
-        (tmp_path / "models--org--name" / "refs").mkdir(exist_ok=True)
-        (tmp_path / "models--org--name" / "refs" / revision).write_text(revision)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        (folder / "models--org--name" / "refs").mkdir(exist_ok=True)
+        (folder / "models--org--name" / "refs" / revision).write_text(revision)
+    return folder
+
+
+@cache
+def without_flag(**beside: Any) -> dict[str, object]:
+    """Return the configuration that flags are compared with, resolved once for all that have the same beside them."""
+    return configuration(**beside)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.name not in ONE_VALUE], ids=lambda flag: flag.name)
+def test_every_flag_changes_the_configuration(
+    flag: Flag, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub))
     if flag.name == "model_path":
         shutil.copy(find_model(None), tmp_path / "another.gguf")
         value: object = tmp_path / "another.gguf"
@@ -179,7 +195,7 @@ def test_every_flag_changes_the_configuration(flag: Flag, tmp_path: Path, monkey
     beside = WITH.get(flag.name, {})
     if flag.group == hisparse.GROUP:
         beside = {"model_path": shared_tiny("deepseek_v32").path, "enable_hisparse": flag.name != "enable_hisparse"}
-    assert configuration(**{**beside, flag.name: value}) != configuration(**beside), value
+    assert configuration(**{**beside, flag.name: value}) != without_flag(**beside), value
 
 
 def read(source: str) -> set[str]:

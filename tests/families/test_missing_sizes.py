@@ -15,6 +15,7 @@ NESTED = [name for name in TYPES if name.endswith("_text")]
 SIZES = "hidden_size", "num_hidden_layers", "intermediate_size"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("model_type", TYPES)
 def test_config_of_type_alone_names_missing_field(model_type: str) -> None:
     with pytest.raises(ModelError, match=r"is (missing|'None')"):

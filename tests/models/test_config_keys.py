@@ -125,6 +125,7 @@ _NO_MODEL_OF_DEFAULTS = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("model_type", TYPES)
 def test_what_transformers_writes_by_itself_is_all_known(model_type, tmp_path):
     """So that the warning of unknown options means something."""

@@ -18,6 +18,7 @@ from tests.deadlines import HANGS_S
 from tests.models.tiny import CASES, by_tier
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("case", by_tier(CASES))
 def test_a_model_asks_for_each_tensor_of_its_checkpoint_once_and_keeps_what_it_said(case, tiny):
     checkpoint = open_checkpoint(tiny(case).path)

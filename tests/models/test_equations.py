@@ -24,6 +24,7 @@ def lines(config: ModelConfig) -> list[str]:
     return "\n".join(equations(models.describe(config), models.needs_of(config).kept_by_block)).splitlines()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("model_type", by_tier(TYPES))
 def test_every_part_of_every_type_has_an_equation(model_type):
     shown = lines(small(model_type))

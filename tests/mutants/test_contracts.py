@@ -16,6 +16,7 @@ def test_rules_of_the_site_have_every_mutant_by_its_contracts() -> None:
     assert text.count("\n| ") == sum(len(mutant.contracts) for mutant in MUTANTS) + text.count("| rule |")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("number", CONTRACTS)
 def test_what_is_built_has_a_mutant_and_what_is_not_says_so(number: str) -> None:
     contract = CONTRACTS[number]

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from itertools import product
 
 import msgspec
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from forebay.base.errors import InvalidRequest
 from forebay.base.sampling import NUMBERS
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
+from tests.together import together
 
 NUMERIC = [*NUMBERS, *(f.name for f in msgspec.structs.fields(SamplingParams) if f.type in (int, float))]
 
@@ -20,8 +22,7 @@ def test_the_defaults_are_valid():
     assert not params.adjusts
 
 
-@pytest.mark.parametrize("field", NUMERIC)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -3, 2**64])
+@together("field, value", product(NUMERIC, [math.nan, math.inf, -math.inf, -3, 2**64]))
 def test_every_numeric_field_refuses_what_is_out_of_range(field, value):
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams(**{field: value})

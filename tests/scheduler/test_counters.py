@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from forebay.scheduler.counters import COUNTERS, Counter
 from tests.scheduler.rig import Rig
+from tests.together import together
 
 
-@pytest.mark.parametrize("counter", COUNTERS, ids=lambda counter: counter.name)
+@together("counter", COUNTERS)
 def test_counter_has_a_name_of_words_and_a_sentence_that_says_what_it_counts(counter: Counter) -> None:
     assert re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)?", counter.name), counter
     assert not counter.text or re.fullmatch(r"[A-Z][^_]+ [^_]+", counter.text), counter

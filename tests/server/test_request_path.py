@@ -50,6 +50,7 @@ def test_chat_path_stays_within_its_functions_and_files(traced: TracedThreads, t
     assert len({file for file, _ in functions}) <= MOST_FILES, path
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("check", ONCE)
 def test_chat_path_runs_each_check_once(traced: TracedThreads, check: str) -> None:
     assert traced.calls[check] == 1

@@ -80,6 +80,7 @@ TRICKS = [
 TRICKS += ["/health/../v1/models", "/%2e/v1/models", "/console/../v1/models", "/v1/models?path=/health", "/;/health"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("path", sorted({*PATHS, *TRICKS} - {"/health", "/health/", "/health%2f"}))
 def test_nothing_but_health_is_served_without_a_key(guarded: Running, path: str) -> None:
     for method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE"):
