@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import subprocess
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from tests.mutants import MUTANTS, score
 from tests.mutants.mutant import Overlay, Stale
+from tests.mutants.silent import SILENT
 
 
 def test_score_draws_the_same_mutants_of_the_engine_for_a_seed() -> None:
     found = score.drawn(MUTANTS, 3, 20)
     assert found == score.drawn(MUTANTS, 3, 20) != score.drawn(MUTANTS, 4, 20)
+    assert {mutant.id for mutant in score.drawn(MUTANTS, 3, None)} >= {mutant.id for mutant in found}
     assert len({mutant.id for mutant in found}) == 20
     assert all(mutant.file.startswith(("memory/", "scheduler/", "runtime/")) for mutant in found)
     assert all(score.OF_TOKENS.intersection(mutant.contracts) for mutant in found)
-    assert len(score.drawn(MUTANTS, 3, 10**6)) < len(MUTANTS)
+    assert len(score.drawn(MUTANTS, None, None)) < len(MUTANTS)
 
 
 class FakeOverlay:
@@ -52,4 +55,21 @@ class FakeOverlay:
     ],
 )
 def test_score_counts_a_mutant_as_found_unless_every_circumstance_is_the_same(ended: Any, result: str) -> None:
-    assert score.outcome("model", cast(Overlay, FakeOverlay(ended)), MUTANTS[0]) == result
+    assert score.outcome(Path(), cast(Overlay, FakeOverlay(ended)), MUTANTS[0]) == result
+
+
+def test_mutants_that_change_no_token_are_among_those_of_tokens() -> None:
+    assert SILENT.keys() <= {mutant.rule for mutant in score.drawn(MUTANTS, None, None)}
+
+
+def test_score_tries_a_mutant_on_a_model_that_has_what_it_is_about() -> None:
+    families = {mutant.rule: score.family_of(mutant) for mutant in score.drawn(MUTANTS, None, None)}
+    assert set(families.values()) == set(score.MODELS.values())
+    assert families["C18 a window is held as long as a step can read it"] == "gpt_oss"
+
+
+def test_score_counts_hangs_and_stale_mutants_apart() -> None:
+    results = ["missed", "hangs", "STALE gone", "retracted: different", "exit code 1"]
+    assert score.summary_of(results, 7) == (
+        "found by forebay verify: 2 of 4, 1 more by their time; 7 change no token, 1 are stale"
+    )
