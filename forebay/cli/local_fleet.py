@@ -97,11 +97,11 @@ def fleet_of(written: Mapping[str, Value], config: Config) -> Fleet:
 
 
 def _key_lines(config: Config) -> Iterator[tuple[str, Sequence[str]]]:
-    """With names and weights: each server shares itself out by them."""
-    names, weights = config.server.key_names, config.server.tenants
+    """With names and weights: each server shares itself out by them. With receipts: each server makes its own."""
+    names, weights, receipts = config.server.key_names, config.server.tenants, config.server.receipt_tenants
 
     def lines(keys: Sequence[str]) -> list[str]:
-        return [ApiKey(key, names[key], weights[names[key]]).line for key in keys]
+        return [ApiKey(key, names[key], weights[names[key]], names[key] in receipts).line for key in keys]
 
     yield "api_key_file", lines(config.server.api_keys)
     yield "admin_api_key_file", lines(config.server.admin_api_keys)

@@ -57,6 +57,7 @@ class ServerConfig(MediaOptions):
     prefill_servers: tuple[str, ...] = ()  # HOST:PORT that requests may name without the cluster key
     key_names: Mapping[str, str] = field(default_factory=dict, repr=False)  # by key: the tenant that holds it
     tenants: Mapping[str, int] = field(default_factory=dict)  # their weights, as in `SchedulingOptions`
+    receipt_tenants: frozenset[str] = frozenset()  # whose answers have receipts unless a request says otherwise
     pd: str = ""  # local:1p1d: prefill and decode servers behind a router, all of this machine
 
 

@@ -19,6 +19,8 @@ MIN_CLUSTER_KEY_BYTES: Final = 16
 MAX_WEIGHT: Final = 1000
 _WEIGHT: Final = "weight"
 _NAME: Final = "name"
+_RECEIPT: Final = "receipt"
+_SWITCH: Final = {"on": True, "off": False}
 _NAMES: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DEFAULT: Final = re.compile(r"(key|admin)-[0-9]+")
 _SETTING: Final = re.compile(r"([a-z_]+)=(\S*)")
@@ -27,16 +29,19 @@ log = get_logger("config")
 
 
 class ApiKey(NamedTuple):
-    """A key, the name of the tenant that holds it, and the tenant's weight among others (C32)."""
+    """A key, the name of the tenant that holds it, the tenant's weight among others (C32), and whether its answers have
+    receipts unless a request says otherwise."""
 
     text: str
     name: str
     weight: int = 1
+    receipt: bool = False
 
     @property
     def line(self) -> str:
         """The key as a line of a file."""
-        return f"{self.text} {_NAME}={self.name} {_WEIGHT}={self.weight}"
+        receipt = f" {_RECEIPT}=on" if self.receipt else ""
+        return f"{self.text} {_NAME}={self.name} {_WEIGHT}={self.weight}{receipt}"
 
 
 Keys = tuple[tuple[ApiKey, ...], tuple[ApiKey, ...]]
@@ -70,6 +75,7 @@ def key_fields(keys: Keys) -> dict[str, Any]:
         "admin_api_keys": tuple(key.text for key in admins),
         "key_names": {key.text: key.name for key in (*users, *admins)},
         "tenants": weights_of([*users, *admins]),
+        "receipt_tenants": frozenset(key.name for key in (*users, *admins) if key.receipt),
     }
 
 
@@ -97,14 +103,15 @@ def _keys(written: Settled, name: str, prefix: str) -> tuple[ApiKey, ...]:
 
 
 def _read_key(line: str, name: str, where: str) -> ApiKey:
-    """Read `KEY [name=NAME] [weight=N]`. Words of the form `word=text` at the end of the line are settings, except the
+    """Read `KEY [name=NAME] [weight=N] [receipt=on]`. Words of the form `word=text` at its end are settings, except the
     first word. No message has the line's text, which is a secret."""
     words = line.split()
     found: dict[str, str] = {}
     while len(words) > 1 and (setting := _SETTING.fullmatch(words[-1])):
         line = line[: line.rindex(words.pop())].rstrip()
-        if setting[1] not in (_NAME, _WEIGHT) or setting[1] in found:
-            raise ConfigError(f"{where}, {name}: a key may be followed by {_NAME}=NAME and {_WEIGHT}=N, each once")
+        if setting[1] not in (_NAME, _WEIGHT, _RECEIPT) or setting[1] in found:
+            known = f"{_NAME}=NAME, {_WEIGHT}=N and {_RECEIPT}=on"
+            raise ConfigError(f"{where}, {name}: a key may be followed by {known}, each once")
         found[setting[1]] = setting[2]
     default, name = name, found.get(_NAME, name)
     if name != default and _DEFAULT.fullmatch(name):
@@ -114,7 +121,13 @@ def _read_key(line: str, name: str, where: str) -> ApiKey:
     weight = found.get(_WEIGHT, "1")
     if not (weight.isascii() and weight.isdigit() and len(weight) <= 4 and 1 <= int(weight) <= MAX_WEIGHT):
         raise ConfigError(f"{where}, {name}: the weight {weight[:20]!a} is no whole number from 1 to {MAX_WEIGHT}")
-    return ApiKey(line, name, int(weight))
+    return ApiKey(line, name, int(weight), _is_on(found.get(_RECEIPT, "off"), f"{where}, {name}: {_RECEIPT}"))
+
+
+def _is_on(text: str, where: str) -> bool:
+    if text not in _SWITCH:
+        raise ConfigError(f"{where}={text[:20]!a} is neither on nor off")
+    return _SWITCH[text]
 
 
 def _read_lines(path: Path, option: str) -> list[str]:

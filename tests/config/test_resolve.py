@@ -156,6 +156,7 @@ def test_every_field_of_the_configuration_has_a_flag() -> None:
     derived |= {
         "key_names",
         "tenants",
+        "receipt_tenants",
         "spare_cache",
         "requests_first",
         "width",

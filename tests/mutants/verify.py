@@ -105,6 +105,13 @@ VERIFY = (
         "server/test_receipts.py::test_receipt_names_the_seed_that_was_drawn",
     ),
     Mutant(
+        "C31 a request that wants no receipt has none, whatever its key",
+        "server/api/core/receipts.py",
+        '("receipt" not in body.model_fields_set and num_choices == 1)',
+        "num_choices == 1",
+        "server/test_receipts.py::test_key_whose_answers_have_receipts_gives_them_unless_the_request_says_otherwise",
+    ),
+    Mutant(
         "C31 a receipt that was changed is refused",
         "verify/receipts.py",
         'if digest_of(receipt) != receipt.get("digest") or not _is_whole(receipt):',

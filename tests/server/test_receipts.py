@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,17 @@ import msgspec
 import pytest
 
 from forebay.base.errors import ConfigError
+from forebay.cli import verify_receipt
 from forebay.cli.commands import run as forebay
+from forebay.config.keys import all_keys, key_fields
+from forebay.text.tokenizer import Tokenizer
 from forebay.verify.receipts import Stored, environment_changes, repeat
 from forebay.verify.remote.server import Server
+from tests import loopback
+from tests.deadlines import HANGS_S
 from tests.server.conftest import Running, start
 from tests.server.fake_engine import FakeEngine
+from tests.server.served import MODEL
 
 CHAT = {"messages": [{"role": "user", "content": "hello world"}], "max_tokens": 4, "receipt": True}
 TEXT = {"prompt": "hello world", "max_tokens": 4, "receipt": True, "temperature": 0.0}
@@ -83,6 +90,83 @@ def test_receipt_has_no_text_of_prompt_or_answer(server: Running) -> None:
 
 def test_answer_without_the_field_has_no_receipt(server: Running) -> None:
     assert "receipt" not in answered(server, {**CHAT, "receipt": False})["usage"]
+
+
+def test_key_whose_answers_have_receipts_gives_them_unless_the_request_says_otherwise(
+    tokenizer: Tokenizer, tmp_path: Path, patience: None
+) -> None:
+    """Not of several choices, which have none."""
+    file = tmp_path / "keys"
+    file.write_text("sk-audited name=alice receipt=on\nsk-other-1 receipt=off\nsk-other-2\n")
+    file.chmod(0o600)
+    users, _ = all_keys({"api_key_file": str(file)})
+    running = start(tokenizer, FakeEngine, **key_fields((users, ())))
+    plain = {name: value for name, value in TEXT.items() if name != "receipt"}
+
+    def has_receipt(key: str, body: dict[str, Any]) -> bool:
+        with running.client() as http:
+            answer = http.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+        assert answer.status_code == 200, answer.text
+        return "receipt" in answer.json()["usage"]
+
+    try:
+        assert has_receipt("sk-audited", plain)
+        assert not has_receipt("sk-audited", {**plain, "receipt": False})
+        assert not has_receipt("sk-audited", {**plain, "n": 2})
+        assert [has_receipt(key, plain) for key in ("sk-other-1", "sk-other-2")] == [False, False]
+        assert has_receipt("sk-other-1", TEXT)
+    finally:
+        running.close()
+
+
+def test_key_line_keeps_its_receipts(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sk-audited receipt=on\n")
+    (key,), _ = all_keys({"api_key_file": str(file)})
+    file.write_text(key.line)
+    assert all_keys({"api_key_file": str(file)})[0] == (key,)
+    file.write_text("sk-audited receipt=yes\n")
+    with pytest.raises(ConfigError, match="receipt='yes' is neither on nor off"):
+        all_keys({"api_key_file": str(file)})
+
+
+def test_receipt_with_a_model_is_repeated_by_a_server_with_these_settings(
+    server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, started = stored(server, {**CHAT, "model": MODEL.name}, tmp_path), []
+
+    @contextmanager
+    def served(values: dict[str, Any]) -> Iterator[str]:
+        started.append(values)
+        yield server.url
+
+    monkeypatch.setattr(verify_receipt, "served", served)
+    assert forebay(["verify", "--receipt", str(path), str(tmp_path), "--dtype=float32"]) == 0
+    assert capsys.readouterr().out.strip() == "same"
+    assert started == [{"served_model_name": MODEL.name, "model_path": str(tmp_path), "dtype": "float32"}]
+    assert forebay(["verify", "--receipt", str(path), str(tmp_path), "--url", server.url]) == 2
+    assert "give one of both" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_receipt_names_another_dtype_of_the_server_that_is_started_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three servers of a small model: the first answers, the second repeats, the third computes with another dtype."""
+    model = str(tmp_path / "small")
+    assert forebay(["models", "make", "--like", "llama", "--out", model, "--hidden-size", "64"]) == 0
+    body, path = {**TEXT, "model": "small", "temperature": 1.0}, tmp_path / "answer.json"
+    with verify_receipt.served({"model_path": model, "dtype": "float32"}) as url, loopback.client(base_url=url) as http:
+        answer = http.post("/v1/completions", json=body, timeout=HANGS_S)
+        assert answer.status_code == 200, answer.text
+        path.write_text(json.dumps({"request": body, "answer": answer.json()}))
+    capsys.readouterr()
+    assert forebay(["verify", "--receipt", str(path), model, "--dtype", "float32"]) == 0
+    assert capsys.readouterr().out.strip() == "same"
+    assert forebay(["verify", "--receipt", str(path), model, "--dtype", "bfloat16"]) == 1
+    assert "nothing was run" in capsys.readouterr().out
+    assert forebay(["verify", "--receipt", str(path), str(tmp_path / "none")]) == 1
+    assert "the server of the model ended before it answered, exit code" in capsys.readouterr().err
 
 
 def test_receipt_of_a_stream_is_in_its_usage(server: Running) -> None:

@@ -103,7 +103,7 @@ async def server_info(request: Request, server: ServerContext) -> Response:
     tenant = RequestContext.of(request.scope).tenant
     may_see_totals = server.security.may_see_totals(tenant)
     config = server.config
-    elsewhere = {"api_keys", "admin_api_keys", "key_names", "tenants", "sampling"}
+    elsewhere = {"api_keys", "admin_api_keys", "key_names", "tenants", "receipt_tenants", "sampling"}
     state = await state_for(request, server)
     names = (field.name for field in fields(config))
     limits = {name: getattr(config, name) for name in names if name not in elsewhere}

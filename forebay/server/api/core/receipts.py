@@ -12,6 +12,7 @@ import numpy as np
 from forebay.base.errors import InvalidRequest
 from forebay.base.receipts import FORMAT, digest, digest_of
 from forebay.requests.sampling_params import RANDOM_SEED, SamplingParams
+from forebay.server.protocol.requests import ChatRequest, CompletionRequest
 
 _SEED_BITS: Final = 31
 
@@ -39,13 +40,15 @@ def seed_of(seed: int) -> int:
     return secrets.randbits(_SEED_BITS) if seed == RANDOM_SEED else seed
 
 
-def check_one_choice(num_choices: int) -> None:
-    """Raise InvalidRequest for a request of several choices."""
-    if num_choices > 1:
+def takes_receipt(body: CompletionRequest | ChatRequest, num_choices: int) -> bool:
+    """Return whether the answer has a receipt: if the body wants one, or does not say and is of one choice. Raises
+    InvalidRequest if the body wants one of several choices."""
+    if body.receipt and num_choices > 1:
         raise InvalidRequest(
             f"receipt is of one choice, and this request has {num_choices}: send one prompt, without n and best_of",
             param="receipt",
         )
+    return body.receipt or ("receipt" not in body.model_fields_set and num_choices == 1)
 
 
 def receipt_of(

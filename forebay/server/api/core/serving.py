@@ -29,7 +29,7 @@ from forebay.server.api.core.enforcing import enforced_grammar
 from forebay.server.api.core.generation import Generation, Order, Usage
 from forebay.server.api.core.images import with_images
 from forebay.server.api.core.prompts import check_answerable, naming, prompt_ids, reading_of, render, unread_variables
-from forebay.server.api.core.receipts import Receipt, check_one_choice, receipt_of, seed_of
+from forebay.server.api.core.receipts import Receipt, receipt_of, seed_of, takes_receipt
 from forebay.server.api.core.rendezvous import FIELDS, rendezvous_of
 from forebay.server.context import RequestContext, ServerContext
 from forebay.server.protocol.requests import I32, RETENTION_S, ChatRequest, CompletionRequest
@@ -244,9 +244,9 @@ def _order(
             param="priority",
         )
     session, seed = body.session, server.sampling.seed if body.seed is None else body.seed
-    if body.receipt:
-        check_one_choice(num_prompts * body.choices)
-        seed = seed_of(seed)
+    has_receipt = False
+    if body.receipt or context.tenant.name in server.config.receipt_tenants:
+        has_receipt, seed = takes_receipt(body, num_prompts * body.choices), seed_of(seed)
     return Order(
         params=params,
         priority=body.priority,
@@ -256,9 +256,9 @@ def _order(
         peers=peers,
         adapter=context.adapter,
         adapter_number=context.adapter_number,
-        keep_token_ids=body.return_token_ids or body.receipt,
+        keep_token_ids=body.return_token_ids or has_receipt,
         seed=seed,
-        receipt=partial(_receipt, server) if body.receipt else None,
+        receipt=partial(_receipt, server) if has_receipt else None,
         discard_output=body.wanted == 0,
     )
 
