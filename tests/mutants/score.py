@@ -40,7 +40,7 @@ MODELS: Final = {"": "falcon_h1", "window": "gpt_oss", "ring": "deepseek_v4", "r
 HANGS: Final = "hangs"
 MISSED: Final = "missed"
 STALE: Final = "STALE"
-_LIMIT_S: Final = 400
+_LIMIT_S: Final = 900
 _ROUNDS: Final = 2  # of asking everything in one circumstance
 _FIRST: Final = ("all of it", "cache", "retracted", "adapters loaded", "speculative", "apart, tcp")  # words of names
 

@@ -100,8 +100,8 @@ VERIFY = (
     Mutant(
         "C31 a receipt names the seed that was used",
         "server/api/core/serving.py",
-        "        seed = seed_of(seed)\n",
-        "        seed_of(seed)\n",
+        "seed_of(seed)\n",
+        "seed\n",
         "server/test_receipts.py::test_receipt_names_the_seed_that_was_drawn",
     ),
     Mutant(
