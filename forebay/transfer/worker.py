@@ -29,8 +29,8 @@ from forebay.transfer.session.layout import layout_of
 from forebay.transfer.session.prefill import PrefillStage
 from forebay.transfer.transports import open_transports
 from forebay.transfer.wire.frames import Layout
-from forebay.transfer.wire.machine import machine
-from forebay.transfer.wire.memory import Endpoint, HostMemory, Memory, Place, chunk_bytes, shapes_of
+from forebay.transfer.wire.machine import gpu_of, machine
+from forebay.transfer.wire.memory import DeviceMemory, Endpoint, HostMemory, Memory, Place, chunk_bytes, shapes_of
 
 TICKS_PER_BEAT: Final = 4
 BACKLOG: Final = 64
@@ -175,7 +175,7 @@ def transfers_of(options: DisaggregationOptions, cache: CachePool, layout: Layou
         memory=endpoint.memory,
         transports=[*opened],
         one_sided={name: end for name, end in opened.items() if end is not None},
-        machine=machine() if sys.platform == "linux" else "",
+        machine=machine(gpu=gpu_of(cache.mover.device)) if sys.platform == "linux" else "",
     )
     return Worker(engine)
 
@@ -183,9 +183,7 @@ def transfers_of(options: DisaggregationOptions, cache: CachePool, layout: Layou
 def memory_of(cache: CachePool, shapes: Mapping[str, KindShape]) -> Memory:
     """Return the memory of a cache, on the host or on a GPU."""
     if cache.mover.device.type == "cuda":
-        from forebay.transfer.wire.memory import DeviceMemory
-
-        return DeviceMemory(cache, shapes)
+        return DeviceMemory.of(cache, shapes)
     return HostMemory.of(cache, shapes)
 
 

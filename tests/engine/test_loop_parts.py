@@ -15,7 +15,7 @@ import pytest
 
 from forebay.base.errors import ConfigError
 from forebay.base.units import human_bytes
-from forebay.config.engine_config import DisaggregationMode, EngineConfig
+from forebay.config.engine_config import DisaggregationMode, EngineConfig, HisparseOptions
 from forebay.engine.frames import CheckTransfers, GetTree
 from forebay.engine.loop import process, roles, start_report, surveys
 from forebay.engine.loop.checks import MOST_BYTES, Checks
@@ -150,7 +150,12 @@ def test_line_has_shares_of_the_pool_and_of_prompts_and_what_else_there_is(monke
 
 
 def in_role(mode: DisaggregationMode, **changes: Any) -> Any:
-    return SimpleNamespace(disaggregation=replace(OPTIONS, mode=mode, **changes), device="cpu")
+    return SimpleNamespace(
+        disaggregation=replace(OPTIONS, mode=mode, **changes),
+        device="cpu",
+        enable_memory_saver=False,
+        hisparse=HisparseOptions(),
+    )
 
 
 @pytest.mark.parametrize("mode", DisaggregationMode)
@@ -163,9 +168,23 @@ def test_decode_alone_shares_its_caches_where_its_transport_maps_them(
     its = in_role(mode)
     its.device = device
     monkeypatch.setattr(roles.sys, "platform", platform)
+    monkeypatch.setattr(roles, "shares_memory", lambda device: True)
     monkeypatch.setattr("forebay.transfer.transports.maps_caches", lambda backend: maps)
-    shares = (mode, maps, platform, device) == (DisaggregationMode.DECODE, True, "linux", "cpu")
+    shares = (mode, maps, platform) == (DisaggregationMode.DECODE, True, "linux")
     assert roles.shared_caches(its) == ((Tag.KV_CACHE,) if shares else ())
+
+
+@pytest.mark.parametrize("reason", ["enable_memory_saver", "hisparse", "driver"])
+def test_c25_gpu_s_caches_that_can_be_released_or_have_two_tiers_are_not_shared(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    its = in_role(DisaggregationMode.DECODE)
+    monkeypatch.setattr(roles, "shares_memory", lambda device: reason != "driver")
+    changes = {"enable_memory_saver": True, "hisparse": HisparseOptions(device_buffer_size=64), "driver": None}
+    setattr(its, reason, changes[reason])
+    assert roles.shared_caches(its) == (Tag.KV_CACHE,)
+    its.device = "cuda"
+    assert roles.shared_caches(its) == ()
 
 
 def test_transfers_are_made_for_a_role_with_what_both_sides_compare(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -368,4 +368,25 @@ GPU: Final[tuple[Mutant, ...]] = (
         "readers = [part.location]",
         "pools/test_cuda_range.py::test_map_range_host_memory_begins_behind_the_piece_in_which_the_device_s_ends",
     ),
+    Mutant(
+        "C22 prefill unmaps a GPU's memory with its last view",
+        "pools/cuda_shared.py",
+        "    weakref.finalize(memory, _unmap, cuda, address, size).atexit = False  # the driver does it\n",
+        "",
+        "pools/test_cuda_shared.py::test_c22_a_mapped_file_is_unmapped_with_its_last_view",
+    ),
+    Mutant(
+        "C22 a GPU's memory lives until the last process has unmapped it",
+        "pools/cuda_shared.py",
+        "            cuda.cuMemRelease(handle)  # the mapping keeps the memory\n",
+        "            pass\n",
+        "pools/test_cuda_shared.py::test_c22_a_mapped_file_is_unmapped_with_its_last_view",
+    ),
+    Mutant(
+        "C22 every word of a chunk is in a GPU's checksum",
+        "transfer/wire/memory.py",
+        "(words * self._factors[: len(words)]).sum()",
+        "(words * self._factors[: len(words)])[:-1].sum()",
+        "transfer/test_shared_gpu.py::test_c22_a_word_that_changes_after_it_was_written_is_found",
+    ),
 )

@@ -236,9 +236,9 @@ TRANSFER = (
     ),
     Mutant(
         "C33 nothing is written to a file that its owner can shrink",
-        "transfer/transports/shm.py",
-        "    if not seals & fcntl.F_SEAL_SHRINK:\n",
-        "    if False:\n",
+        "transfer/wire/memory.py",
+        "        if not seals & fcntl.F_SEAL_SHRINK:\n",
+        "        if False:\n",
         "transfer/test_guard.py::test_shm_file_that_its_owner_can_shrink_is_refused",
     ),
     Mutant(

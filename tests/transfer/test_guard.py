@@ -108,7 +108,7 @@ def test_shm_file_that_its_owner_can_shrink_is_refused() -> None:
     fd = os.memfd_create("caches", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, 4096)
     with pytest.raises(WireError, match="can shrink"):
-        shm._mapped(fd)
+        HostMemory({}).map_file(fd, 4096)
     os.close(fd)
 
 

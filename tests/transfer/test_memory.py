@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -17,6 +14,7 @@ from forebay.requests.pieces import pieces
 from forebay.requests.transfers import Span
 from forebay.transfer.wire import memory
 from forebay.transfer.wire.memory import DeviceMemory, HostMemory, checksum, chunk_bytes, runs, shapes_of
+from tests.transfer import shared_gpu
 from tests.transfer.pair import EIGHT_BITS, EVERYTHING, NUM_SLOTS
 
 
@@ -31,21 +29,10 @@ def test_runs_are_the_places_with_neighbours_merged(places: list[tuple[int, int]
     assert not any(all(some[end] == some[end - 1] + 1 for some in both) for end in ends[:-1])
 
 
-class Stream:
-    """A stream of a GPU that has done all it was given."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def record_event(self) -> SimpleNamespace:
-        return SimpleNamespace(synchronize=lambda: None)
-
-
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> type[DeviceMemory]:
     """A GPU's memory, whose tensors are on the CPU."""
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    shared_gpu.install_streams(monkeypatch)
     return DeviceMemory
 
 
@@ -60,9 +47,8 @@ def test_every_way_to_copy_does_the_same(
         for tensor in table.tensors:
             tensor.view(torch.uint8).random_(generator=torch.Generator().manual_seed(1))
     shapes = shapes_of(caches[0])
-    target = HostMemory.of(caches[1], shapes)
-    make = device if run_bytes == "device" else HostMemory.of
-    source, buffered = (make(cache, shapes) for cache in (caches[0], caches[2]))
+    make = device.of if run_bytes == "device" else HostMemory.of
+    source, target, buffered = (make(cache, shapes) for cache in caches)
     staging = target.staging(chunk_bytes(shapes))
     for kind, shape in shapes.items():
         here = Span(start=0, ids=np.array([5, 6, 3] if shape.by_token else [4]))
@@ -74,7 +60,7 @@ def test_every_way_to_copy_does_the_same(
             if run_bytes == "device":
                 assert source.parts(piece) == [], "the CPU cannot read it"
             buffered.scatter(piece._replace(places=places), data)
-            expected = checksum(data.data)
+            expected = source.sum(piece, staging) if run_bytes == "device" else checksum(data.data)
             assert source.copy(piece, target, places, staging) == expected
             assert target.sum(piece._replace(places=places), staging) == source.sum(piece, staging) == expected
     for name in shapes:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
+import torch
+
 from forebay.base.errors import ConfigError
 from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions, EngineConfig
 from forebay.engine.loop.exchange import Connected
 from forebay.pools.cache_pool import CachePool
+from forebay.pools.cuda_shared import shares_memory
 from forebay.pools.regions import Regions, Tag
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.handoff import Handoff
@@ -24,9 +27,14 @@ class Listening(Connected, Protocol):
 
 def shared_caches(config: EngineConfig) -> tuple[Tag, ...]:
     """Return the parts of memory that lie where a prefill process of this machine can write to them: decode's caches,
-    if its transports map them. Raises ConfigError if the library of a transport is not installed."""
+    if its transports map them. A GPU's caches are not shared if they can be released or have two tiers.
+    Raises ConfigError if the library of a transport is not installed."""
     options = config.disaggregation
-    if not options.is_decode or config.device != "cpu" or sys.platform != "linux":
+    if not options.is_decode or sys.platform != "linux":
+        return ()
+    if config.device != "cpu" and (config.enable_memory_saver or config.hisparse.enabled):
+        return ()
+    if config.device != "cpu" and not shares_memory(torch.device(config.device)):
         return ()
     from forebay.transfer.transports import maps_caches
 

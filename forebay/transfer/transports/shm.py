@@ -1,15 +1,14 @@
-"""Chunks copied straight into the other engine's cache, which on one machine both processes can map.
+"""Chunks copied straight into the other engine's cache, which on one machine, or on one GPU, both processes can map.
 
-Decode's cache is in files without names. Their descriptors are sent to prefill over a socket of this machine, to a
-process of the same user that knows the session's secret; from then on prefill writes there by itself. So a time-out
-does not close a ticket: prefill's message does, or the end of its process, which a process descriptor reports.
+Decode's cache is in files without names, of the host's memory or of a GPU's. Their descriptors are sent to prefill over
+a socket of this machine, to a process of the same user that knows the session's secret; from then on prefill writes
+there by itself. So a time-out does not close a ticket: prefill's message does, or the end of its process, which a
+process descriptor reports. The system ends a process's work on a GPU before it reports that.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import mmap
 import os
 import re
 import secrets
@@ -23,7 +22,6 @@ from dataclasses import replace
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from forebay.base.child import process_has_ended
 from forebay.base.errors import WireError
@@ -35,22 +33,20 @@ from forebay.requests.pieces import Chunk, KindShape, Piece, chunk_of
 from forebay.transfer.wire.faults import Faults
 from forebay.transfer.wire.memory import (
     U8,
+    Bytes,
     Endpoint,
-    HostMemory,
     Memory,
     OneSided,
     Place,
-    Places,
     Reach,
     Transport,
     Writer,
     check_all,
     chunk_bytes,
-    rows,
 )
 
 WORD_BYTES: Final = 32
-MAX_FILES: Final = 128
+MAX_FILES: Final = 250  # Linux sends 253 descriptors at once (SCM_MAX_FD)
 _NAME: Final = re.compile(rb"\0forebay-[0-9a-f]{32}")  # abstract: no file of this machine can be named
 _MESSAGE_BYTES: Final = 1 << 20
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
@@ -67,6 +63,10 @@ class _Files(msgspec.Struct, frozen=True, array_like=True):
     """By region in order: the kind, the number of the file, the offset in it, and how many bytes."""
 
     regions: list[tuple[str, int, int, int]]
+
+    def end_of(self, file: int) -> int:
+        """Return the end of the last region in a file."""
+        return max((offset + num_bytes for _, at, offset, num_bytes in self.regions if at == file), default=0)
 
 
 class Shm(OneSided):
@@ -205,7 +205,7 @@ def join(
         message, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, MAX_FILES)
         try:
             files = msgspec.msgpack.decode(message, type=_Files)
-            maps = [_mapped(fd) for fd in fds]
+            maps = [memory.map_file(fd, files.end_of(i)) for i, fd in enumerate(fds)]
         except msgspec.MsgspecError as error:
             raise WireError(f"the caches of the peer were not to be had: {error}") from error
         finally:
@@ -213,25 +213,14 @@ def join(
                 os.close(fd)
         found, theirs = _regions(files, maps, shapes, page_size)
         sock.send(b"\0")
-    return ShmWriter(HostMemory(found), memory, memory.staging(chunk_bytes(shapes)), faults), theirs
-
-
-def _mapped(fd: int) -> mmap.mmap:
-    """Map a file whose owner can no longer shrink it: a write behind its end would be a SIGBUS, which ends the process.
-
-    Raises WireError for any other file."""
-    seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    if not seals & fcntl.F_SEAL_SHRINK:
-        raise WireError("the caches of the peer lie in a file that can shrink: it must be sealed")
-    memory = mmap.mmap(fd, os.fstat(fd).st_size)
-    memory.madvise(mmap.MADV_DONTFORK)  # a child of ours must not outlive us with it
-    return memory
+    return ShmWriter(memory.of_peer(found), memory, memory.staging(chunk_bytes(shapes)), faults), theirs
 
 
 def _regions(
-    files: _Files, maps: Sequence[mmap.mmap], shapes: Mapping[str, KindShape], page_size: int
-) -> tuple[dict[str, list[Places]], dict[str, KindShape]]:
-    found: dict[str, list[Places]] = {kind: [] for kind in shapes}
+    files: _Files, maps: Sequence[Bytes], shapes: Mapping[str, KindShape], page_size: int
+) -> tuple[dict[str, list[tuple[Bytes, int]]], dict[str, KindShape]]:
+    """Return by kind each region and the bytes of a place of it, and the shapes of the caches there."""
+    found: dict[str, list[tuple[Bytes, int]]] = {kind: [] for kind in shapes}
     theirs: dict[str, KindShape] = {}
     for kind, file, offset, num_bytes in files.regions:
         shape = shapes.get(kind)
@@ -240,10 +229,11 @@ def _regions(
             raise WireError(f"the peer has a region of {kind} that is not of this layout")
         if offset < 0 or num_bytes < 0 or offset + num_bytes > len(maps[file]):
             raise WireError(f"a region of {kind} is at {offset}, {num_bytes} bytes, of a file of {len(maps[file])}")
-        size = page_size if shape.by_token else 1
-        num_ids = num_bytes // (size * shape.bytes_per_place[index])
-        data = np.frombuffer(maps[file], dtype=np.uint8, count=num_bytes, offset=offset)
-        found[kind].append(rows(data, shape, index))
+        size, place_bytes = page_size if shape.by_token else 1, shape.bytes_per_place[index]
+        num_ids = num_bytes // (size * place_bytes)
+        if num_bytes % place_bytes:
+            raise WireError(f"a region of {kind} has {num_bytes} bytes, and a place of it {place_bytes}")
+        found[kind].append((maps[file][offset : offset + num_bytes], place_bytes))
         known = theirs.get(kind)
         theirs[kind] = replace(shape, page_size=size, num_ids=min(num_ids, known.num_ids if known else num_ids))
     check_all(found, shapes)
@@ -257,7 +247,7 @@ class ShmWriter(Writer):
     closes_at_once = True
     is_lost = False
 
-    def __init__(self, there: HostMemory, memory: Memory, staging: U8, faults: Faults) -> None:
+    def __init__(self, there: Memory, memory: Memory, staging: U8, faults: Faults) -> None:
         self._there, self._memory, self._faults = there, memory, faults
         self._staging = staging
         self._chunk: Chunk | None = None
@@ -276,16 +266,19 @@ class ShmWriter(Writer):
         return -1
 
     def close(self) -> None:
-        self._there = HostMemory({})
+        self._there = self._memory.of_peer({})
 
 
 class _Shm(Transport):
     maps_caches = True
 
     def unfit(self, endpoint: Endpoint, place: Place | None) -> str:
-        if sys.platform == "linux" and (place is not None or endpoint.options.is_prefill):
-            return ""
-        return "the cache is not in memory that other processes can map (a CPU's, under Linux): use auto or tcp"
+        if sys.platform != "linux" or (place is None and not endpoint.options.is_prefill):
+            return "the cache is not in memory that other processes can map: use auto or tcp"
+        num_files = len({place(region.address)[0] for region in endpoint.regions}) if place else 0
+        if num_files > MAX_FILES:
+            return f"the cache is in {num_files} files, and {MAX_FILES} can be sent to a peer: use auto or tcp"
+        return ""
 
     def open(self, endpoint: Endpoint, place: Place | None) -> Shm:
         options = endpoint.options

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import mmap
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,11 +23,13 @@ from forebay.base.parts import I64
 from forebay.config.engine_config import DisaggregationOptions
 from forebay.memory.kinds.build import has_pages
 from forebay.pools.cache_pool import CachePool
+from forebay.pools.cuda_shared import map_shared
 from forebay.pools.mover import Region
 from forebay.requests.pieces import CHUNK_BYTES, Chunk, KindShape, Piece
 
 U8 = npt.NDArray[np.uint8]
 Places = npt.NDArray[Any]  # opaque values, one a place
+Bytes = U8 | Tensor  # of one file, or of a part of it
 
 Place = Callable[[int], tuple[int, int]]
 """Of an address the file that it lies in, and the offset there."""
@@ -32,6 +37,8 @@ Place = Callable[[int], tuple[int, int]]
 FLAG: Final = "--disaggregation-transfer-backend"
 RUN_BYTES: Final = 4 << 10  # above, a copy of its own costs less than passing a buffer
 checksum: Final = xxhash.xxh3_64_intdigest
+_WORD_BYTES: Final = 8  # of a GPU's checksum
+_WORD_MASK: Final = (1 << 64) - 1
 
 
 class Memory(Protocol):
@@ -62,8 +69,18 @@ class Memory(Protocol):
         gathered."""
         ...
 
-    def copy(self, piece: Piece, there: HostMemory, places: I64, staging: U8) -> int:
-        """Copy to `places` of another engine's memory; return the checksum of the bytes read."""
+    def copy(self, piece: Piece, there: Memory, places: I64, staging: U8) -> int:
+        """Copy to `places` of another engine's memory, which `of_peer` has returned; return the checksum of the bytes
+        read, as `sum` does."""
+        ...
+
+    def map_file(self, fd: int, num_bytes: int) -> Bytes:
+        """Map a file of another engine's caches, of which `num_bytes` are needed: bytes on the same device. They are
+        unmapped with the last view of them. Raises OSError or WireError if it is no such file."""
+        ...
+
+    def of_peer(self, regions: Mapping[str, Sequence[tuple[Bytes, int]]]) -> Memory:
+        """Return the memory of another engine: by kind the bytes of each region, and how many a place has."""
         ...
 
 
@@ -279,7 +296,23 @@ class HostMemory(Memory):
             for first, n in firsts
         ]
 
-    def copy(self, piece: Piece, there: HostMemory, places: I64, staging: U8) -> int:
+    def map_file(self, fd: int, num_bytes: int) -> U8:
+        """Map a file whose owner can no longer shrink it: a write behind its end would be a SIGBUS, which ends the
+        process. Raises WireError for any other file."""
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        if not seals & fcntl.F_SEAL_SHRINK:
+            raise WireError("the caches of the peer lie in a file that can shrink: it must be sealed")
+        memory = mmap.mmap(fd, os.fstat(fd).st_size)
+        memory.madvise(mmap.MADV_DONTFORK)  # a child of ours must not outlive us with it
+        return np.frombuffer(memory, dtype=np.uint8)
+
+    def of_peer(self, regions: Mapping[str, Sequence[tuple[Bytes, int]]]) -> HostMemory:
+        return HostMemory(
+            {kind: [np.asarray(data).view(f"V{size}") for data, size in of] for kind, of in regions.items()}
+        )
+
+    def copy(self, piece: Piece, there: Memory, places: I64, staging: U8) -> int:
+        assert isinstance(there, HostMemory)
         found = self._runs.of(piece.places, places)
         if self._are_short(piece, found):
             data = self.gather(piece, staging)
@@ -332,12 +365,21 @@ def runs(*places: I64) -> list[tuple[int, int]]:
 
 class DeviceMemory(Memory):
     """Steps that wrote the gathered bytes have completed, and no step that will read the scattered bytes has been
-    launched: so the stream waits for no other, and each call for its own."""
+    launched: so the stream waits for no other, and each call for its own.
 
-    def __init__(self, cache: CachePool, shapes: Mapping[str, KindShape]) -> None:
-        self._regions = {kind: cache.mover.by_place(kind, shape.bytes_per_place) for kind, shape in shapes.items()}
-        self._device = cache.mover.device
-        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+    Bytes that are copied to another engine's memory on the same GPU, and their checksum, never leave the GPU.
+    """
+
+    @classmethod
+    def of(cls, cache: CachePool, shapes: Mapping[str, KindShape]) -> Self:
+        """Return the memory of a cache on a GPU, by the kinds of `shapes`."""
+        by_place = {kind: cache.mover.by_place(kind, shape.bytes_per_place) for kind, shape in shapes.items()}
+        return cls(by_place, cache.mover.device)
+
+    def __init__(self, regions: Mapping[str, Sequence[Tensor]], device: torch.device) -> None:
+        self._regions, self._device = regions, device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._factors = torch.empty(0, dtype=torch.int64)
 
     def num_bytes(self, piece: Piece) -> int:
         return len(piece.places) * sum(region.shape[1] for region in self._of(piece))
@@ -367,18 +409,52 @@ class DeviceMemory(Memory):
             self._stream.record_event().synchronize()
 
     def sum(self, piece: Piece, staging: U8) -> int:
-        return checksum(self.gather(piece, staging).data)
+        with torch.cuda.stream(self._stream):
+            return self._sum_of(self._rows(piece))
 
     def parts(self, piece: Piece) -> list[memoryview]:
         return []
 
-    def copy(self, piece: Piece, there: HostMemory, places: I64, staging: U8) -> int:
-        data = self.gather(piece, staging)
-        there.scatter(piece._replace(places=places), data)
-        return checksum(data.data)
+    def copy(self, piece: Piece, there: Memory, places: I64, staging: U8) -> int:
+        assert isinstance(there, DeviceMemory)
+        with torch.cuda.stream(self._stream):
+            targets, rows = torch.as_tensor(places, device=self._device), self._rows(piece)
+            for region, part in zip(there._of(piece), rows, strict=True):
+                region.index_copy_(0, targets, part)
+            found = self._sum_of(rows)
+            self._stream.record_event().synchronize()  # the other process reads what is there
+        return found
 
-    def _of(self, piece: Piece) -> Iterable[Tensor]:
+    def map_file(self, fd: int, num_bytes: int) -> Tensor:
+        return map_shared(fd, num_bytes, self._device)
+
+    def of_peer(self, regions: Mapping[str, Sequence[tuple[Bytes, int]]]) -> DeviceMemory:
+        by_place = {kind: [torch.as_tensor(data).view(-1, size) for data, size in of] for kind, of in regions.items()}
+        return DeviceMemory(by_place, self._device)
+
+    def _rows(self, piece: Piece) -> list[Tensor]:
+        places = torch.as_tensor(piece.places, device=self._device)
+        return [region.index_select(0, places) for region in self._of(piece)]
+
+    def _sum_of(self, rows: Sequence[Tensor]) -> int:
+        """Return the checksum of bytes on the GPU: of each word the product with an odd factor of its own, so that one
+        changed word always shows. Waits for it."""
+        data = torch.cat([part.flatten() for part in rows])
+        words = torch.nn.functional.pad(data, (0, -len(data) % _WORD_BYTES)).view(torch.int64)
+        if len(self._factors) < len(words):
+            self._factors = torch.from_numpy(_odd_factors(len(words))).to(self._device)
+        return int((words * self._factors[: len(words)]).sum()) & _WORD_MASK
+
+    def _of(self, piece: Piece) -> Sequence[Tensor]:
         return self._regions[piece.kind][piece.region : piece.region + piece.num_regions]
+
+
+def _odd_factors(count: int) -> npt.NDArray[np.int64]:
+    """Return the first odd numbers of SplitMix64 (Steele, Lea and Flood 2014)."""
+    z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((z ^ (z >> np.uint64(31))) | np.uint64(1)).view(np.int64)
 
 
 def check_all(found: Mapping[str, Sequence[object]], shapes: Mapping[str, KindShape]) -> None:
