@@ -16,8 +16,10 @@ from typing import Final
 from forebay.base.cpu import CPU_VARIABLE, this_cpu
 from forebay.base.fault import FAULT_VARIABLES
 from forebay.base.package import ROOT
+from forebay.base.relay import Relay
 from forebay.base.signals import ENDING
 
+_STDERR: Final = 2
 _KEPT: Final = (CPU_VARIABLE, *FAULT_VARIABLES)
 
 
@@ -29,14 +31,23 @@ def start(
     stderr: int | None = None,
     variables: Mapping[str, str] | None = None,
     own_session: bool = False,
+    label: str = "child",
 ) -> subprocess.Popen[bytes]:
     """Start a Python process with these arguments of the interpreter, which inherits the `descriptors`. The caller ends
     it.
 
     Its environment is `environment()`, or `variables`. In a session of its own it gets no signal of a terminal. Other
-    processes get them, blocked until they have set their handlers. Raises OSError.
+    processes get them, blocked until they have set their handlers. Where this process relays its log, the relay reads
+    what the child writes to standard error; `label` names the child there. Raises OSError.
     """
-    with contextlib.nullcontext() if own_session else _blocked(*ENDING):
+    relayed = Relay.running.open(label) if Relay.running is not None and stderr is None else None
+    if relayed is not None:
+        stdout, stderr = relayed if stdout == _STDERR else stdout, relayed
+    with contextlib.ExitStack() as stack:
+        if relayed is not None:
+            stack.callback(os.close, relayed)
+        if not own_session:
+            stack.enter_context(_blocked(*ENDING))
         return subprocess.Popen(
             [sys.executable, *arguments],
             stdin=subprocess.DEVNULL,

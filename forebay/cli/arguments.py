@@ -232,7 +232,7 @@ def names_without_engine() -> set[str]:
     """Return the names of the settings of a server without a model: the router's."""
     names = {flag.name for flag in BY_NAME.values() if flag.group in SERVER_GROUPS}
     names -= {"keep_volatile_headers", "report", *(flag.name for flag in sampling.FLAGS)}
-    return names | {"log_level", "cluster_key_file"}
+    return names | {"log_level", "log_format", "cluster_key_file"}
 
 
 class _Quiet(argparse.ArgumentParser):

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 it failed while running, 2 the command line, configuration
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import sys
@@ -14,6 +15,7 @@ from typing import Final
 from forebay.base.errors import ConfigError, ForebayError, ModelError
 from forebay.base.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED
 from forebay.base.package import __version__
+from forebay.base.relay import relaying
 from forebay.base.streams import give_up_stdout, open_standard_streams
 
 COMMANDS: Final = {
@@ -32,6 +34,7 @@ COMMANDS: Final = {
     "doctor": ("forebay.cli.doctor", "say what is wrong with this machine or install, and the fix"),
     "completion": ("forebay.cli.completion", "print what a shell completes commands with: bash, zsh, fish"),
 }
+_SERVERS: Final = ("serve", "route")
 # What other projects' commands are called here.
 _ELSEWHERE: Final = {
     "run": "chat MODEL",
@@ -65,7 +68,19 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    return guarded(lambda: _dispatch(words))
+    open_standard_streams()
+    with _log_of(words):
+        return guarded(lambda: _dispatch(words))
+
+
+def _log_of(words: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """Return the relay of a server whose log is JSON: from the first line on, before the settings are read."""
+    if words and words[0] in _SERVERS:
+        from forebay.cli.log_format import asks_for_json
+
+        if asks_for_json(words[1:]):
+            return relaying("server" if words[0] == "serve" else "router")
+    return contextlib.nullcontext()
 
 
 def guarded(work: Callable[[], int]) -> int:

@@ -52,7 +52,7 @@ _OF_DECODE: Final = frozenset(
 def serve_fleet(parsed: Parsed, config: Config) -> int:
     """Start prefill and decode servers and route to them until a signal; return the exit code."""
     started = time.monotonic()
-    setup_logging(config.server.log_level, process="router")
+    setup_logging(config.server.log_level, process="router", format=config.server.log_format)
     sock = bind(config.server)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the server takes it
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

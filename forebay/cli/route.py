@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from forebay.base.errors import ConfigError
-from forebay.base.log import setup_logging
+from forebay.base.log import event, get_logger, setup_logging
+from forebay.base.relay import Relay
 from forebay.cli.arguments import Parsed, Parser, whole
 from forebay.config.config import ServerConfig
 
@@ -18,6 +19,8 @@ _ROLES: Final = {
     "decode": "a decode server; may be given several times",
 }
 
+
+log = get_logger("router")
 
 _HOW_TO_ADD: Final = "Give --server URL, or --prefill URL and --decode URL"
 
@@ -38,7 +41,7 @@ def run(words: Sequence[str], sock: socket.socket | None = None) -> int:
     parsed = parser.parse(words)
     config = parsed.resolve_server()
     _check_servers(parsed, config)
-    setup_logging(config.log_level, process="router")
+    setup_logging(config.log_level, process="router", format=config.log_format)
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -77,6 +80,14 @@ def _check_servers(parsed: Parsed, config: ServerConfig) -> None:
         )
 
 
+def _say(text: str) -> None:
+    """Print a line, or log it if the log is JSON."""
+    if Relay.running is None:
+        print(text, flush=True)
+    else:
+        log.info(event("routing", text=text))
+
+
 async def _route(config: ServerConfig, parsed: Parsed, sock: socket.socket | None) -> None:
     from forebay.http.listen import fit_file_limit, listen
     from forebay.route.announcement import Role
@@ -108,8 +119,8 @@ async def _route(config: ServerConfig, parsed: Parsed, sock: socket.socket | Non
     has_servers = bool(own.server or own.prefill)
 
     def on_ready(url: str) -> None:
-        print(f"routing at {url}", flush=True)
+        _say(f"routing at {url}")
         if not has_servers:
-            print(f"no server yet: requests are answered by 503 until one announces itself. {_HOW_TO_ADD}", flush=True)
+            _say(f"no server yet: requests are answered by 503 until one announces itself. {_HOW_TO_ADD}")
 
     await listen(config, app, router.lifecycle, router, sock=sock, inherited=sock is not None, on_ready=on_ready)

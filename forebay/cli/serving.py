@@ -47,7 +47,8 @@ def serve_from(parsed: Parsed, spawned: Spawned | None, sock: socket.socket | No
 
 
 def _serve_one(config: Config, spawned: Spawned | None, started: float, sock: socket.socket | None) -> int:
-    setup_logging(config.server.log_level, process=config.engine.disaggregation.named("server"))
+    name = config.engine.disaggregation.named("server")
+    setup_logging(config.server.log_level, process=name, format=config.server.log_format)
     process = configure(spawned or spawn(), config.engine)
     try:
         # Ctrl-C waits until the server takes it: in between it would tear the loop from tasks that have just begun.

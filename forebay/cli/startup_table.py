@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from forebay.base.log import event, get_logger
+from forebay.base.relay import Relay
 from forebay.base.streams import give_up_stdout
 from forebay.base.units import human_bytes
 from forebay.config.config import SETTINGS, Config, ServerConfig, Setting, as_divided
@@ -72,8 +73,15 @@ def tenants_section(config: ServerConfig) -> list[tuple[str, list[tuple[str, str
 
 
 def print_ready(url: str, seconds: float, rows: Rows, sections: Sequence[tuple[str, Rows]]) -> None:
-    """Print the answer and the sections below it. Lines end at the terminal's width, if there is a terminal; paths and
-    URLs are not broken."""
+    """Print the answer and the sections below it, or log them if the log is JSON. Printed lines end at the terminal's
+    width, if there is a terminal; paths and URLs are not broken."""
+    if Relay.running is not None:
+        _log_ready(url, seconds, [("start", rows), *sections])
+    else:
+        _print_ready(url, seconds, rows, sections)
+
+
+def _print_ready(url: str, seconds: float, rows: Rows, sections: Sequence[tuple[str, Rows]]) -> None:
     screen = sys.stdout.isatty()
     width = max(40, shutil.get_terminal_size().columns) if screen else _UNBROKEN
     bold, plain = ("\033[1m", "\033[0m") if screen and "NO_COLOR" not in os.environ else ("", "")
@@ -89,6 +97,13 @@ def print_ready(url: str, seconds: float, rows: Rows, sections: Sequence[tuple[s
     except OSError as error:  # a full device, or a reader that has left: the server serves without its table
         give_up_stdout()
         log.warning(event("no_startup_table", reason=error, url=url))
+
+
+def _log_ready(url: str, seconds: float, sections: Sequence[tuple[str, Rows]]) -> None:
+    log.info(event("serving", url=url, after_s=seconds))
+    for title, rows in sections:
+        for item, value, reason in rows:
+            log.info(event("start_row", section=title, item=item, value=value, reason=reason))
 
 
 def _fits_text(config: Config, ready: Ready) -> str:

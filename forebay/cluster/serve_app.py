@@ -39,7 +39,7 @@ class Ingress:
         restore_priorities(wanted((), os.getppid()))
         os.environ.pop("OMP_NUM_THREADS", None)
         config = parse(self._words).resolve()
-        setup_logging(config.server.log_level, process="server")
+        setup_logging(config.server.log_level, process="server", format=config.server.log_format)
         engine, tokenizer, model = await connect(config, configure(spawn(), config.engine))
         context = create_context(config.server, model, engine, tokenizer)
         engine.link.on_sleep, engine.link.on_wake = tokenizer.release_memory, tokenizer.wake

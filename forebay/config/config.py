@@ -42,6 +42,7 @@ class ServerConfig(MediaOptions):
     drain_timeout_s: float = 30.0
     keep_volatile_headers: bool = False  # at the head of system texts
     log_level: str = "info"
+    log_format: str = "text"
     report: bool = False  # print the whole table at the start
     chat_template: str | None = None  # the operator's own, instead of the checkpoint's
     tool_call_parser: str = "auto"  # or none, or one of `text.answers.formats`

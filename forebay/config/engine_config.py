@@ -369,6 +369,7 @@ class EngineConfig:
     memory: MemoryOptions
     scheduling: SchedulingOptions
     kinds: KindOptions
+    log_format: str = "text"
     exact: Exact = Exact.ON
     activation_dtype: ActivationDtype = ActivationDtype.MODEL
     hisparse: HisparseOptions = NO_HISPARSE

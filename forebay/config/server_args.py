@@ -9,6 +9,7 @@ from typing import Final
 
 from forebay.backends import BACKENDS, kernels_by_description
 from forebay.base.foreign import ABSENT_VALUES, SYNONYMS
+from forebay.base.log import LogFormat
 from forebay.config import adapters, disaggregation, hisparse, kinds, media, pictures, sampling, speculation, tiers
 from forebay.config.engine_config import (
     MAX_PAGE_SIZE,
@@ -400,6 +401,9 @@ _LIMITS: Final = in_group(
 _LOGGING: Final = in_group(
     LOGGING,
     Flag("log_level", TEXT, "least important messages that are shown", default="info", choices=LOG_LEVELS),
+    Flag(
+        "log_format", TEXT, "how lines of the log are written", default=LogFormat.TEXT.value, choices=tuple(LogFormat)
+    ),
     Flag(
         "ledger", TEXT, "what pools do about a double free or a leak", default=Ledger.COUNT.value, choices=tuple(Ledger)
     ),

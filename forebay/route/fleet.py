@@ -87,6 +87,7 @@ class Fleet:
             [*ENTRY, str(listening), str(lease), *server.words],
             descriptors=[listening, lease, *self.files],
             own_session=True,  # the router acts on a terminal's signals
+            label=str(server.role),
         )
         server.num_starts += 1
         server.started_at = time.monotonic()

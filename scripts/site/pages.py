@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.site import api, elsewhere, errors, flags, metrics, models, python, rules
+from scripts.site import api, elsewhere, errors, flags, log_events, metrics, models, python, rules
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DOCS: Final = ROOT / "docs"
@@ -29,6 +29,7 @@ MADE: Final[Mapping[str, Callable[[], str]]] = {
     "forwarding": api.forwarding,
     "errors": errors.page,
     "metrics": metrics.page,
+    "log_events": log_events.page,
     "families": models.page,
     "python": python.page,
     "rules": rules.page,

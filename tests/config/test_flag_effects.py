@@ -54,6 +54,7 @@ VALUES: dict[str, Any] = {
     "kv_cache_dtype": "int8",
     "ledger": "raise",
     "log_level": "debug",
+    "log_format": "json",
     "lora_modules": "name=/folder",
     "mamba_scheduler_strategy": "no_buffer",
     "mamba_ssm_dtype": "bfloat16",

@@ -250,7 +250,7 @@ def test_a_scheduler_that_always_fails_ends_the_engine(
     monkeypatch.setattr(core.scheduler, "plan", _broken)
     with pytest.raises(EngineBroken, match="device on fire"):
         drain(core, Client())
-    assert set(caplog.messages) >= {"scheduling_failed request=unknown"}
+    assert set(caplog.messages) >= {"scheduling_failed id=unknown"}
 
 
 REFUSED = {

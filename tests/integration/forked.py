@@ -267,11 +267,14 @@ def _start(
     stderr: int | None = None,
     variables: Mapping[str, str] | None = None,
     own_session: bool = False,
+    label: str = "child",
 ) -> subprocess.Popen[bytes]:
     """Fork, where `forebay.base.child.start` starts an interpreter for one of the modules `FORKED`."""
     if _module(arguments) not in FORKED:
         streams = {"stdout": stdout, "stderr": stderr}
-        return _START(arguments, descriptors=descriptors, **streams, variables=variables, own_session=own_session)
+        return _START(
+            arguments, descriptors=descriptors, **streams, variables=variables, own_session=own_session, label=label
+        )
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, () if own_session else ENDING)
     pid = os.fork()
     if pid == 0:

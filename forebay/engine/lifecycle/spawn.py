@@ -40,4 +40,4 @@ def spawn(entry: Sequence[str] = ENTRY) -> Spawned:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         arguments = [*entry, str(theirs.fileno()), str(os.getpid() if lasting else 0)]
-        return Spawned(child.start(arguments, descriptors=[theirs.fileno()], stdout=_STDERR), ours)
+        return Spawned(child.start(arguments, descriptors=[theirs.fileno()], stdout=_STDERR, label="engine"), ours)

@@ -393,7 +393,7 @@ class EngineCore:
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         who = culprit.id if culprit else "unknown"
         with self._reserve.spent():
-            log.error(event("scheduling_failed", request=who), exc_info=cause)
+            log.error(event("scheduling_failed", id=who), exc_info=cause)
             clear_frames(cause.__traceback__)
             self._abandon()
             typed = _as_typed(cause, f"request {culprit.id}" if culprit else "a step")

@@ -92,7 +92,8 @@ def _run(channel: Channel[ToEngine], build: Build) -> None:
     if not isinstance(configure, Configure):
         raise ChannelError(f"the first frame is {type(configure).__name__} and not Configure")
     fault.arm_from_environment()
-    setup_logging(configure.config.log_level, process=configure.config.disaggregation.named("engine"))
+    config = configure.config
+    setup_logging(config.log_level, process=config.disaggregation.named("engine"), format=config.log_format)
     if any(isinstance(frame, Shutdown) for frame in frames):
         return
     clock = RunClock()
