@@ -266,7 +266,10 @@ def _parsed(raw: Mapping[str, Any], outer: Outer | None, where: str) -> tuple[Mo
 
 
 def _as_head(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An EAGLE head's configuration is a Llama's but for the name of the architecture."""
+    """An EAGLE head's configuration is a Llama's but for the name of the architecture; a Jina BERT v2's is a BERT's but
+    for the kind of its positions."""
+    if raw.get("model_type") == "bert" and raw.get("position_embedding_type") == "alibi":
+        return {**raw, "model_type": "jina_bert_v2"}
     named = raw.get("architectures")
     eagle = isinstance(named, list) and any("eagle" in name.lower() for name in named if isinstance(name, str))
     return {**raw, "model_type": "eagle_head"} if eagle and raw.get("model_type") == "llama" else raw

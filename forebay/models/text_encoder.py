@@ -25,7 +25,7 @@ from forebay.layers.encoder_mlp import EncoderMlpSpec
 from forebay.layers.norms import NormSpec, build_norm, layer_norm_spec, norm_name
 from forebay.layers.params import Weights
 from forebay.layers.rotary import RopeSpec, RopeTables
-from forebay.layers.score_biases import DistanceBiasSpec
+from forebay.layers.score_biases import ScoreBiasSpec
 from forebay.layers.segments import SegmentAttentionSpec, Segments
 from forebay.layers.text_embeddings import TextEmbeddingsSpec
 from forebay.ops import Ops
@@ -42,7 +42,7 @@ class TextEncoderSpec:
     max_positions: int
     norm: NormSpec | None = None
     norm_eps: float = 0.0
-    bias: DistanceBiasSpec | None = None
+    bias: ScoreBiasSpec | None = None
     distances: DistancesSpec | None = None
     head: HeadSpec | None = None
 
@@ -58,7 +58,7 @@ class TextEncoderSpec:
         if self.head is not None:
             yield f"\nhead(x) = {self.head.equation}"
         if self.bias is not None:
-            yield f"scores += bias[distance]  (32 x {self.bias.num_heads})"
+            yield f"scores += {self.bias.equation}"
         if self.distances is not None:
             yield f"distance[d]: of {2 * self.distances.span:,} rows"
         last_x = "x" if self.norm is None else f"{norm_name(self.norm)}(x)"
@@ -67,8 +67,8 @@ class TextEncoderSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerNames:
-    """A checkpoint's names of a layer's parts, below the layer's own. `gate`: see `EncoderMlpSpec`. `biases`: whether
-    attention, the first layer of the feed-forward part and its last one have any."""
+    """A checkpoint's names of a layer's parts, below the layer's own. `biases`: whether attention, the first layer of
+    the feed-forward part and its last one have any. `gate` and `gate_first`: see `EncoderMlpSpec`."""
 
     qkv: tuple[str, ...]
     output: str
@@ -77,6 +77,7 @@ class LayerNames:
     down: str
     mlp_norm: str
     gate: str = ""
+    gate_first: bool = False
     biases: tuple[bool, bool, bool] = (True, True, True)
 
 
@@ -112,6 +113,7 @@ def layer_spec(config: TextEncoderConfig, layer: str, names: LayerNames) -> Enco
         mlp=EncoderMlpSpec(
             up=f"{layer}.{names.up}",
             gate=f"{layer}.{names.gate}" if names.gate else "",
+            gate_first=names.gate_first,
             down=f"{layer}.{names.down}",
             hidden_size=width,
             intermediate_size=config.intermediate_size,
@@ -130,12 +132,12 @@ def layer_spec(config: TextEncoderConfig, layer: str, names: LayerNames) -> Enco
 MakeHead = Callable[[TextEncoderConfig], HeadSpec | None]
 
 
-def bert_spec(config: ModelConfig, head: MakeHead) -> TextEncoderSpec:
-    """Describe an encoder with BERT's embeddings and layers."""
+def bert_spec(config: ModelConfig, head: MakeHead, names: LayerNames = BERT_NAMES) -> TextEncoderSpec:
+    """Describe an encoder with BERT's embeddings and layers, whose parts have these names."""
     assert isinstance(config, TextEncoderConfig), config.model_type
     return TextEncoderSpec(
         embeddings=embeddings_spec(config),
-        layers=tuple(layer_spec(config, f"encoder.layer.{i}", BERT_NAMES) for i in range(config.num_layers)),
+        layers=tuple(layer_spec(config, f"encoder.layer.{i}", names) for i in range(config.num_layers)),
         max_positions=config.max_position_embeddings,
         head=head(config),
     )

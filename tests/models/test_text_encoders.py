@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from forebay.base.errors import ModelError
 from forebay.families import TEXT_ENCODERS
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import config_of
+from forebay.layers.score_biases import AlibiSpec
 from tests.families.given import HOSTILE
+from tests.models.jina_bert import slope
 from tests.models.text_encoders import CASES, compute, make_encoder, shared_encoder, some_ids
 
 LENGTHS = (1, 19, 2, 40, 7)
@@ -58,6 +61,23 @@ def test_mpnet_distances_up_to_the_longest_text_have_the_rows_of_transformers(na
     torch.testing.assert_close(compute(model, [ids, ids[:150]])[0], oracle.hidden(ids), **CLOSE)
 
 
+@pytest.mark.parametrize("heads", [1, 4, 6, 8, 12, 16])
+def test_alibi_slopes_are_those_of_the_paper(heads):
+    assert AlibiSpec(num_heads=heads).slopes == pytest.approx([slope(head, heads) for head in range(heads)], rel=1e-12)
+
+
+def test_bert_with_alibi_is_a_jina_bert(tmp_path: Path, native):
+    """As published files name the type, a text of several blocks of queries."""
+    oracle = make_encoder("jina_bert_v2", tmp_path, max_position_embeddings=300)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "bert"}))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.config.model_type == "jina_bert_v2"
+    ids = some_ids(290, 1, 2)
+    model = models.load(checkpoint, ops=native, dtype=torch.float32)
+    torch.testing.assert_close(compute(model, [ids, ids[:150]])[0], oracle.hidden(ids), **CLOSE)
+
+
 def test_every_text_encoder_has_a_case():
     assert {name.replace("-", "_") for name, _ in CASES.values()} == {*TEXT_ENCODERS, "gemma3_text"} <= CASES.keys()
 
@@ -82,6 +102,9 @@ def test_text_encoder_config_of_transformers_has_its_sizes_and_nothing_unknown(m
         ({"architectures": ["BertForSequenceClassification"], "id2label": {"1": "a"}}, "id2label"),
         ({"architectures": ["BertForSequenceClassification"], "id2label": {"0": 5}}, "id2label"),
         ({"max_position_embeddings": 0}, "max_position_embeddings"),
+        ({"position_embedding_type": "alibi", "feed_forward_type": "reglu"}, "feed_forward_type"),
+        ({"position_embedding_type": "alibi", "hidden_act": "relu"}, "hidden_act"),
+        ({"position_embedding_type": "alibi", "auto_map": {"AutoModel": "jinaai/v2-qk-post-norm--a.B"}}, "auto_map"),
     ],
 )
 def test_bert_field_that_cannot_be_served_is_refused_by_name(fields, name):

@@ -19,7 +19,10 @@ from forebay.layers.context import ForwardContext
 from forebay.models.network import Network
 from forebay.ops.reference.attention import PagedKv
 from forebay.pools.cache_pool import CachePool
+from tests.models import jina_bert
 from tests.pools.caches import cache_types
+
+jina_bert.register()
 
 VOCAB: Final = 96
 FIRST: Final = 5  # of the ids that stand for no padding
@@ -83,6 +86,15 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
             "pooler_hidden_size": 48,
         },
     ),
+    "jina_bert_v2": (
+        "jina_bert_v2",
+        {
+            "type_vocab_size": 2,
+            "num_attention_heads": 6,  # no power of two
+            "position_embedding_type": "alibi",
+            "feed_forward_type": "geglu",
+        },
+    ),
     "gemma3_text": (
         "gemma3_text",
         {
@@ -122,11 +134,13 @@ class TinyEncoder:
             return self.oracle(given % VOCAB, attention_mask=torch.ones_like(given), **kinds)
 
 
-def make_encoder(case: str, folder: Path, *, head: str = "", seed: int = 0, num_labels: int = 3) -> TinyEncoder:
+def make_encoder(
+    case: str, folder: Path, *, head: str = "", seed: int = 0, num_labels: int = 3, **changes: Any
+) -> TinyEncoder:
     """Save a tiny encoder with weights so large that each part counts."""
     model_type, own = CASES[case]
     base = {name: BASE[name] for name in SHARED} if "dim" in own else BASE
-    config = AutoConfig.for_model(model_type, **{**base, **own}, num_labels=num_labels)
+    config = AutoConfig.for_model(model_type, **{**base, **own, **changes}, num_labels=num_labels)
     config._attn_implementation = "eager"
     generator = torch.Generator().manual_seed(seed)
     model = HEADS[head].from_config(config).eval()

@@ -357,7 +357,7 @@ PICTURES: Final = (
         "scheduler/matches.py",
         "        if offered.pictures != pictures_of(req):",
         "        if len(offered.pictures) != len(pictures_of(req)):",
-        "scheduler/test_picture_roles.py::test_c34_offer_with_other_pictures_ends_both_halves[changed]",
+        "scheduler/test_picture_roles.py::test_c34_offer_with_other_pictures_ends_both_halves[changed-False]",
     ),
     Mutant(
         "C22 an offer finds its request by the prompt as it came, without ids of this engine for pictures",

@@ -124,8 +124,29 @@ TEXT_ENCODERS = (
     Mutant(
         "C28 the bias of a score is that of its distance",
         "layers/score_biases.py",
-        "own = bias[:, middle + places - places.unsqueeze(1)]",
-        "own = bias[:, middle + places - places.unsqueeze(1) - 1]",
+        "own = bias[:, middle + places - places[some].unsqueeze(1)]",
+        "own = bias[:, middle + places - places[some].unsqueeze(1) - 1]",
+        _HIDDEN,
+    ),
+    Mutant(
+        "C28 heads have their own slopes, the first half of one",
+        "layers/score_biases.py",
+        "for n in range(1, below + 1)]",
+        "for n in range(below)]",
+        _MODELS + "test_alibi_slopes_are_those_of_the_paper[12]",
+    ),
+    Mutant(
+        "C28 slopes beyond a power of two are every second one of twice that power",
+        "layers/score_biases.py",
+        "rest = range(1, 2 * (self.num_heads - below), 2)",
+        "rest = range(1, self.num_heads - below + 1)",
+        _MODELS + "test_alibi_slopes_are_those_of_the_paper[12]",
+    ),
+    Mutant(
+        "C28 scores fall with the distance to either side",
+        "layers/score_biases.py",
+        "device=parts.weights.device).abs()",
+        "device=parts.weights.device)",
         _HIDDEN,
     ),
     Mutant(

@@ -1,0 +1,30 @@
+"""Jina BERT v2: BERT with ALiBi instead of positions, and gated feed-forward layers (arXiv 2310.19923, section 3.1).
+
+transformers 5.24 has no such type: the description is that of the code which the published checkpoints name, and of
+llama.cpp's `jina-bert-v2`. Their `config.json` is of the type `bert` with `position_embedding_type` `alibi`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from forebay.families.fields import Fields
+from forebay.families.model_config import Family
+from forebay.families.parts.text_encoder import HARMLESS, TextEncoderConfig, encoder_fields, names_below, no_pooler
+
+_HARMLESS: Final = HARMLESS | {"auto_map", "attn_implementation", "emb_pooler", "model_max_length"}
+_MORE_NORMS: Final = "qk-post-norm"
+
+
+def _parse(fields: Fields) -> TextEncoderConfig:
+    fields.only("position_embedding_type", "alibi")
+    fields.only("feed_forward_type", "geglu")
+    fields.only("hidden_act", "gelu")
+    code = fields.get("auto_map")
+    if isinstance(code, Mapping) and any(_MORE_NORMS in str(name) for name in code.values()):
+        raise fields.wrong("auto_map", f"other code than {_MORE_NORMS}, which has norms of queries and keys")
+    return TextEncoderConfig(**encoder_fields(fields.without("position_embedding_type"), positions=8192, types=2))
+
+
+FAMILY: Final = Family(parse=_parse, harmless=_HARMLESS, names=names_below("bert", "cls."), unused=no_pooler)
