@@ -8,7 +8,7 @@ import os
 import re
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -345,7 +345,7 @@ def test_segments_that_cannot_be_used_are_logged_with_the_reason(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = store(tmp_path)
-    opened: list[object] = [prefix_files.Unreadable("its header is damaged"), ("segment", {"weights": "b"}, 0)]
+    opened: list[object] = [prefix_files.Unreadable("its header is damaged"), ("segment", {"weights": "b"})]
 
     def open_segment(path: Path) -> object:
         found = opened.pop(0)
@@ -405,13 +405,14 @@ def test_secret_of_a_folder_that_is_unusable_is_logged(change: str, log: Log, tm
 def test_tokens_that_files_have_at_the_start_are_logged(log: Log) -> None:
     asked: list[object] = []
 
-    def restore(name: str, records: object, *, writable: bool) -> int:
-        asked.append((name, records, writable))
+    def restore(name: str, records: object, *, writable: Callable[[], bool]) -> int:
+        asked.append((name, records, writable()))
         return 480
 
     made: Any = object.__new__(EngineTiers)
     made._config = SimpleNamespace(tiers=SimpleNamespace(prefix_cache_dir="/cache"))
-    scheduler: Any = SimpleNamespace(memory=SimpleNamespace(tiers=SimpleNamespace(restore=restore)))
+    tiers = SimpleNamespace(restore=restore, named=lambda name: SimpleNamespace(retained_slots="slots"))
+    scheduler: Any = SimpleNamespace(memory=SimpleNamespace(tiers=tiers))
     made._disk = None
     made.restore(scheduler)
     assert not log.has("prefix_cache_restored")
@@ -419,6 +420,7 @@ def test_tokens_that_files_have_at_the_start_are_logged(log: Log) -> None:
     made.restore(scheduler)
     assert log.line("prefix_cache_restored") == "prefix_cache_restored path=/cache tokens=480"
     assert asked == [(DISK, "records", True)]
+    assert made._disk.retained == "slots"
 
 
 def test_check_of_an_entry_that_the_scheduler_refuses_is_logged_and_ends(

@@ -36,24 +36,24 @@ def run(words: Sequence[str]) -> int:
     return act(folder)
 
 
-def _segments(folder: Path) -> Iterator[tuple[Path, Segment, dict[str, str], int]]:
+def _segments(folder: Path) -> Iterator[tuple[Path, Segment, dict[str, str]]]:
     """Yield the segments that can be opened; print a line for each of the others."""
     for path in prefix_files.paths(folder):
         try:
-            segment, identity, first = prefix_files.open_segment(path)
+            segment, identity = prefix_files.open_segment(path)
         except Unreadable as error:
             print(f"{path.name}  unusable: {error}")
             continue
         try:
-            yield path, segment, identity, first
+            yield path, segment, identity
         finally:
             os.close(segment.descriptor)
 
 
 def _list(folder: Path) -> int:
     total = 0
-    for path, segment, identity, first in _segments(folder):
-        records = [record for _, record in segment.records(first)]
+    for path, segment, identity in _segments(folder):
+        records = [record for _, record in segment.records() if not record.drops]
         tokens = sum(len(record.tokens) // _TOKEN_BYTES for record in records)
         of = (
             f"weights {identity.get('weights', '?')[:12]}, {identity.get('kernels', '?')}, {identity.get('dtype', '?')}"
@@ -68,9 +68,9 @@ def _list(folder: Path) -> int:
 
 def _verify(folder: Path) -> int:
     num_rows = num_damaged = 0
-    for path, segment, _, first in _segments(folder):
-        end = first
-        for begin, record in segment.records(first):
+    for path, segment, _ in _segments(folder):
+        end = segment.first
+        for begin, record in segment.records():
             end = begin + record.num_bytes
             data = memoryview(bytearray(record.num_bytes))
             segment.read(begin, record.num_bytes, data)

@@ -57,7 +57,8 @@ class Rows(msgspec.Struct, frozen=True, array_like=True):
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
     """Rows of the pages of a prefix from number `start` on, by kind of cache, and of what is read in front of them.
-    `tokens` are those of the whole prefix, int32."""
+    `tokens` are those of the whole prefix, int32. Without any kind the page with number `start`, the last one of the
+    prefix, is dropped from the records before, with all that is behind it."""
 
     namespace: str
     tenant: str
@@ -68,6 +69,15 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     @property
     def num_bytes(self) -> int:
         return sum(len(rows.sums) * rows.row_bytes for rows in self.kinds.values())
+
+    @property
+    def drops(self) -> bool:
+        """Whether the record drops what others have."""
+        return not self.kinds
+
+    def covers(self, other: Record) -> bool:
+        """Return whether another record has the whole prefix of this one."""
+        return other.namespace == self.namespace and other.tokens.startswith(self.tokens)
 
     @property
     def places(self) -> Iterator[tuple[str, int, int, int]]:
@@ -86,6 +96,7 @@ class Segment:
     path: Path
     descriptor: int
     num_bytes: int
+    first: int = 0  # byte of the first record
 
     def read(self, offset: int, num_bytes: int, into: memoryview) -> None:
         """Read bytes into memory. Raises Unreadable for a file that is shorter, or a disk that fails."""
@@ -99,8 +110,9 @@ class Segment:
                 raise Unreadable(f"{self.path.name} ends at byte {offset + done}")
             done += count
 
-    def records(self, first: int) -> Iterator[tuple[int, Record]]:
-        """Yield each whole record from byte `first` on, with the place of its rows, up to the first damaged one."""
+    def records(self) -> Iterator[tuple[int, Record]]:
+        """Yield each whole record, with the place of its rows, up to the first damaged one."""
+        first = self.first
         while (found := self._record(first)) is not None:
             begin, record = found
             yield begin, record
@@ -129,8 +141,8 @@ def paths(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: (len(path.name), path.name))
 
 
-def open_segment(path: Path) -> tuple[Segment, dict[str, str], int]:
-    """Open a segment; its identity, and the place of its first record. Raises Unreadable for a file that is damaged, or
+def open_segment(path: Path) -> tuple[Segment, dict[str, str]]:
+    """Open a segment, and return its identity beside it. Raises Unreadable for a file that is damaged, or
     that another user could have written."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -145,7 +157,7 @@ def open_segment(path: Path) -> tuple[Segment, dict[str, str], int]:
     except BaseException:
         os.close(descriptor)
         raise
-    return Segment(path, descriptor, status.st_size), identity, first
+    return Segment(path, descriptor, status.st_size, first), identity
 
 
 def _identity(descriptor: int, path: Path, size: int) -> tuple[dict[str, str], int]:
@@ -200,6 +212,7 @@ class Writer:
         self._open = begun = _Open(file, Segment(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC), 0))
         text = msgspec.msgpack.encode(self._identity)
         begun.write(memoryview(_FIXED.pack(_MAGIC, len(text), xxhash.xxh3_64_intdigest(text)) + text))
+        begun.segment.first = begun.segment.num_bytes
         return begun
 
     def sync(self) -> None:

@@ -6,7 +6,7 @@ fair shares, the order of eviction and the lengths at which a request can resume
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
@@ -77,11 +77,12 @@ class Span:
 
 class Tier:
     """The prefix tree of one memory: `cache` over the pages `kv`, and the `parts` of other kinds by name. Nothing is
-    stored in a tier that is not `writable`."""
+    stored in a tier while it is not `writable`."""
 
     def __init__(self, name: str, kv: Slots, cache: RadixCache, parts: Mapping[str, TieredKind]) -> None:
         self.name, self.kv, self.cache, self.parts = name, kv, cache, parts
-        self.durable, self.writable = name == DISK, True
+        self.durable = name == DISK
+        self.writable: Callable[[], bool] = lambda: True
 
     @classmethod
     def behind(cls, name: str, device: Kinds, config: SchedulerConfig) -> Self:
@@ -99,6 +100,25 @@ class Tier:
             most_retained=config.pinned_cache_fraction,
         )
         return cls(name, kv, cache, {part.name: part for part in kinds.tiered})
+
+    def retained_slots(self) -> set[tuple[str, int]]:
+        """Return the slots by kind of cache that a request reads which resumes at the end of a retained prefix."""
+        retention = self.cache.retention
+        found = {(KV, page) for node in retention.nodes for page in node.pages.tolist()}
+        for each in retention:
+            nodes = self._path(each.node)
+            for name, part in self.parts.items():
+                ends, slots = part.kept(nodes, each.pages)
+                found.update((name, slot) for slot in slots[ends >= part.first_read(len(each.pages))].tolist())
+        return found
+
+    def _path(self, node: Node) -> list[Node]:
+        """Return the nodes that lead to a node, the first one below the root."""
+        nodes, step = list[Node](), node
+        while step.parent is not None:
+            nodes.append(step)
+            step = step.parent
+        return nodes[::-1]
 
     def walk(self, prefix: Prefix) -> tuple[list[Node], Ids]:
         """Return the nodes and pages of as much of the prefix as is cached, whether or not a request can resume."""

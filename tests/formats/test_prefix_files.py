@@ -61,11 +61,11 @@ def records(folder: Path) -> list[Record]:
     found = []
     for path in prefix_files.paths(folder):
         try:
-            segment, identity, first = prefix_files.open_segment(path)
+            segment, identity = prefix_files.open_segment(path)
         except Unreadable:
             continue
         assert identity == IDENTITY
-        for begin, record in segment.records(first):
+        for begin, record in segment.records():
             data = memoryview(bytearray(record.num_bytes))
             segment.read(begin, record.num_bytes, data)
             for kind, _, at, checksum in record.places:

@@ -38,6 +38,7 @@ from forebay.memory.kinds.declared import KindSize
 from forebay.memory.kinds.ring.rings import RING
 from forebay.memory.kinds.state.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
+from forebay.memory.retention import RetentionRequest
 from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter, OwnHead
 from forebay.models.encoder import load_encoder
@@ -118,18 +119,20 @@ class Engine:
         *,
         adapters: Sequence[str] = (),
         pictures: Sequence[Sequence[Picture]] = (),
+        retentions: Sequence[RetentionRequest] = (),
         apart: int = 0,
         abort: Callable[[int, Result], bool] = lambda number, result: False,
     ) -> list[Result]:
-        """Each prompt's outcome, with its own of the `adapters` and `pictures`, if any. `apart` steps pass between two
-        arrivals; `abort(number, result)` says after each step whether a request is to be given up."""
+        """Each prompt's outcome, with its own of the `adapters` and `pictures`, if any, and with all `retentions`.
+        `apart` steps pass between two arrivals; `abort(number, result)` says after each step whether a request is to be
+        given up."""
         listed = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         results = {self._next_id + i: Result() for i in range(len(prompts))}
         first, self._next_id = self._next_id, self._next_id + len(prompts)
         names = adapters or [""] * len(prompts)
         shown = pictures or [()] * len(prompts)
         for request_id, prompt, wanted, name, seen in zip(results, prompts, listed, names, shown, strict=True):
-            own = {"adapter": name, "pictures": tuple(seen)}
+            own = {"adapter": name, "pictures": tuple(seen), "retentions": list(retentions)}
             add = AddRequest(request_id=request_id, prompt_token_ids=prompt, params=wanted, **own)
             self._take(results, self.core.add(add))
             for _ in range(apart):
@@ -353,7 +356,8 @@ class Rig:
             grammars,
         )
         if isinstance(files := stores.get("disk"), DiskStore):
-            scheduler.memory.tiers.restore("disk", files.records(), writable=files.writes)
+            files.retained = scheduler.memory.tiers.named("disk").retained_slots
+            scheduler.memory.tiers.restore("disk", files.records(), writable=lambda: files.writes)
         beside = OverlappedRunner(runner) if overlap_depth else runner
         carried = transfers(runner.cache) if transfers else None
         core = EngineCore(
@@ -364,7 +368,12 @@ class Rig:
             adapters=self._adapter_memory(),
             tiers=Files(files) if isinstance(files, DiskStore) else None,
             checks=CacheChecks(
-                scheduler, runner.inputs.tiers.differing, per_minute=math.inf, now=-math.inf, rng=Random(0)
+                scheduler,
+                runner.inputs.tiers.differing,
+                forget=files.forget if isinstance(files, DiskStore) else lambda prefix, first: None,
+                per_minute=math.inf,
+                now=-math.inf,
+                rng=Random(0),
             )
             if checks
             else None,

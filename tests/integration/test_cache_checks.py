@@ -242,3 +242,27 @@ def test_check_c34_entry_of_an_adapter_is_computed_with_it() -> None:
     engine.core.scheduler.pools.adapters.unload("first")
     check(engine, 6)
     assert not divergences(engine)
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+def test_c30_check_what_differs_is_not_found_in_files_after_a_restart(tmp_path: Path, evicted: bool) -> None:
+    """Whether or not the tier of the files has it still: the bytes are in a segment either way."""
+    files = (tmp_path, {"weights": "a"})
+    engine = engine_of("llama", disk=files)
+    (cold,) = engine.run([PROMPT], PARAMS)
+    others = [random_ids(30, seed=seed) for seed in (7, 8)]
+    engine.run(others, PARAMS)
+    tiers = engine.core.scheduler.memory.tiers
+    if evicted:
+        tiers.named("disk").cache.flush()
+    _, pages = tiers.device.walk(Prefix(np.array(PROMPT[:48], dtype=np.int32).tobytes(), "0/", "", ""))
+    flip(engine, "kv", int(pages[5]))
+    while not divergences(engine):
+        check(engine)
+    close(engine.core)
+    for tokens in (20, 48):  # what is in front of the page that differs; then all of it, computed again
+        engine = engine_of("llama", disk=files)
+        (again,) = engine.run([PROMPT], PARAMS)
+        assert (again.token_ids, again.tiers) == (cold.token_ids, {"disk": tokens})
+        assert [result.tiers for result in engine.run(others, PARAMS)] == [{"disk": 28}] * 2
+        close(engine.core)

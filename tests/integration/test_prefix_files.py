@@ -13,6 +13,7 @@ import torch
 from forebay.engine.loop.core import close
 from forebay.formats import prefix_files
 from forebay.formats.prefix_files import Record
+from forebay.memory.retention import RetentionRequest
 from forebay.requests.sampling_params import SamplingParams
 from forebay.runtime.host.disk_store import DiskStore
 from tests.integration.rig import Engine, Result, Rig
@@ -91,8 +92,8 @@ def test_c30_flipped_byte_of_a_row_is_found_and_computed_again(llama: Rig, engin
     engines.end()
     (path,) = prefix_files.paths(Path(engines(llama).folder))
     engines.end()
-    segment, _, begin = prefix_files.open_segment(path)
-    rows, record = next(segment.records(begin))
+    segment, _ = prefix_files.open_segment(path)
+    rows, record = next(segment.records())
     at = {"first": rows, "middle": rows + record.num_bytes // 2, "last": rows + record.num_bytes - 1}[position]
     flip(path, at)
     engine = engines(llama)
@@ -119,9 +120,9 @@ def test_truncated_segment_has_what_was_whole(llama: Rig, engines: Any) -> None:
     engines.end()
     kept = {path: path.read_bytes() for path in prefix_files.paths(folder)}
     path, data = next(iter(kept.items()))
-    segment, _, begin = prefix_files.open_segment(path)
-    rows, record = next(segment.records(begin))
-    places = [0, 7, begin - 1, begin + 3, rows - 1, rows, rows + 9, rows + record.num_bytes - 1]
+    segment, _ = prefix_files.open_segment(path)
+    rows, record = next(segment.records())
+    places = [0, 7, segment.first - 1, segment.first + 3, rows - 1, rows, rows + 9, rows + record.num_bytes - 1]
     for length in places:
         path.write_bytes(data[:length])
         engine = engines(llama)
@@ -197,6 +198,46 @@ def test_oldest_segment_goes_first(llama: Rig, engines: Any, monkeypatch: pytest
     assert left[-1] not in before
 
 
+@pytest.mark.parametrize("case", ["llama", "falcon_h1"])
+def test_kept_prefix_of_the_oldest_segment_is_written_again(
+    case: str, engines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its second part is then in front of the first one in the files."""
+    monkeypatch.setattr(prefix_files, "SEGMENT_BYTES", 1)
+    rig = rig_of(case)
+    engine = engines(rig)
+    expected = ask(engine, PROMPT, 300.0)
+    longer = PROMPT + expected.token_ids + random_ids(20, seed=2)
+    fill(engine, 2)
+    expected_longer = ask(engine, longer, 300.0)
+    engine.core.files.save()
+    (store,) = (store for store in engine.stores.values() if isinstance(store, DiskStore))
+    store._limit_bytes = 2 * store._num_bytes
+    for seed in range(3, 20):
+        if not prefix_files.paths(Path(engine.folder))[0].name.startswith("000001"):
+            break
+        fill(engine, 1, seed)
+    assert (Path(engine.folder) / "000004.prefixes").exists()
+    for restarted in (engine, engines(rig)):
+        restarted.core.scheduler.pools.cache.flush()
+        again = run(restarted, longer)
+        assert again.tiers.get("disk", 0) >= len(longer) // 4 * 4 - 4
+        assert again.token_ids == expected_longer.token_ids
+
+
+def fill(engine: Engine, count: int, first: int = 0) -> None:
+    """Run prompts that nobody wants kept, each of which is in a segment of its own."""
+    for seed in range(first, first + count):
+        run(engine, random_ids(60, seed=100 + seed))
+    engine.core.files.save()
+
+
+def ask(engine: Engine, prompt: list[int], ttl_s: float) -> Result:
+    """Run a prompt that its client wants kept."""
+    (result,) = engine.run([prompt], PARAMS, retentions=[RetentionRequest(len(prompt), ttl_s)])
+    return result
+
+
 def test_c29_secret_is_made_once_and_must_be_this_users_alone(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     secret = prefix_files.folder_secret(folder)
@@ -215,9 +256,9 @@ def test_record_without_rows_of_a_kind_is_read_back(tmp_path: Path) -> None:
     writer = prefix_files.Writer(tmp_path, IDENTITY)
     segment, begin = writer.append(record, [memoryview(b"abcd"), memoryview(b"")])
     writer.close()
-    again, identity, first = prefix_files.open_segment(segment.path)
+    again, identity = prefix_files.open_segment(segment.path)
     assert identity == IDENTITY
-    assert list(again.records(first)) == [(begin, record)]
+    assert list(again.records()) == [(begin, record)]
 
 
 def test_c34_files_of_an_adapter_are_found_by_its_digest_under_any_name(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def ends_of(found: Span) -> Mapping[str, list[int]]:
 
 
 def test_tier_is_durable_in_files_alone_and_writable_at_first() -> None:
-    assert [(tier(name).durable, tier(name).writable) for name in (HOST, DISK)] == [(False, True), (True, True)]
+    assert [(tier(name).durable, tier(name).writable()) for name in (HOST, DISK)] == [(False, True), (True, True)]
 
 
 def test_span_has_its_slots_by_kind_and_a_head() -> None:

@@ -9,6 +9,11 @@ _TIERS: Final = "scheduler/memory/tiers.py"
 _ENGINE: Final = "integration/test_cache_tiers.py::"
 _EVERY_TYPE: Final = _ENGINE + "test_c19_host_tier_every_model_type_gives_the_bits_of_a_cold_engine"
 
+_MOVERS: Final = "pools/test_movers.py::test_mover_every_model_type_every_declared_column_comes_back"
+_FILES: Final = "integration/test_prefix_files.py::"
+_AFTER_RESTART: Final = (
+    "integration/test_cache_checks.py::test_c30_check_what_differs_is_not_found_in_files_after_a_restart"
+)
 _CHECKS: Final = "engine/loop/cache_checks.py"
 _CHECKED: Final = "integration/test_cache_checks.py::"
 
@@ -40,6 +45,48 @@ TIERS = (
         "            if xxhash.xxh3_64_intdigest(memory[number * width : (number + 1) * width]) != place.checksum:\n",
         "            if not width:\n",
         "integration/test_prefix_files.py::test_c30_flipped_byte_of_a_row_is_found_and_computed_again[middle]",
+    ),
+    Mutant(
+        "C27 a write that fails ends no more than the writing",
+        "runtime/host/disk_store.py",
+        "            except Exception as error:",
+        "            except MemoryError as error:",
+        "runtime/test_disk_store.py::test_c27_disk_store_any_error_of_its_thread_turns_it_off_and_no_fetch_waits",
+    ),
+    Mutant(
+        "C30 what a check has dropped is dropped from files, too",
+        _CHECKS,
+        "            if tier.durable:  # what its tree has evicted may still be in a file\n",
+        "            if tier is entry.tier and tier.durable:\n",
+        _AFTER_RESTART + "[False]",
+    ),
+    Mutant(
+        "C30 what a tree of files has evicted is dropped from them, too",
+        _CHECKS,
+        "            if tier.durable:  # what its tree has evicted may still be in a file\n",
+        "            if tier.durable and len(tier.walk(there)[1]) > first:\n",
+        _AFTER_RESTART + "[True]",
+    ),
+    Mutant(
+        "C30 a restart leaves out what was dropped from files",
+        "scheduler/memory/restoring.py",
+        "            tier.cache.discard(record.tokens, record.start, record.namespace)\n",
+        "",
+        _AFTER_RESTART + "[False]",
+    ),
+    Mutant(
+        "C8 a retained prefix is written again before its segment is removed",
+        "runtime/host/disk_store.py",
+        "            if retained:\n",
+        "            if not retained:\n",
+        _FILES + "test_kept_prefix_of_the_oldest_segment_is_written_again[llama]",
+    ),
+    Mutant(
+        "C18 a restart finds a prefix whose first part was written again behind the second",
+        "scheduler/memory/restoring.py",
+        "            waiting.append((record, place))\n",
+        "            pass\n",
+        _FILES + "test_kept_prefix_of_the_oldest_segment_is_written_again[llama]",
     ),
     Mutant(
         "C29 a secret that others could read is refused",
@@ -88,14 +135,35 @@ TIERS = (
         "pools/cache_pool.py",
         "{name: table[name] for name in table.columns}",
         "{name: table[name] for name in [*table.columns][:1]}",
-        "pools/test_movers.py::test_mover_every_model_type_every_declared_column_comes_back[host_rows]",
+        _MOVERS + "[host_rows]",
+    ),
+    Mutant(
+        "C6 a mover copies index keys",
+        "pools/cache_pool.py",
+        "{name: table[name] for name in table.columns}",
+        "{name: table[name] for name in table.columns if 'IndexKeys' not in repr(self.specs[int(name.split('.')[0])])}",
+        _MOVERS + "[disk_tier]",
+    ),
+    Mutant(
+        "C6 a mover copies states",
+        "pools/cache_pool.py",
+        "{name: table[name] for name in table.columns}",
+        "{name: table[name] for name in table.columns if not name.endswith('.ssm')}",
+        _MOVERS + "[host_tier]",
+    ),
+    Mutant(
+        "C6 a mover copies scales of 8-bit KV",
+        "pools/cache_pool.py",
+        "{name: table[name] for name in table.columns}",
+        "{name: table[name] for name in table.columns if not name.endswith('_scale')}",
+        _MOVERS + "[retraction]",
     ),
     Mutant(
         "C6 copy-on-write copies all tensors that layers declare",
         "pools/mover.py",
         "        for column in self._columns[kind].values():\n            column.index_copy_(0, target",
         "        for column in [*self._columns[kind].values()][:1]:\n            column.index_copy_(0, target",
-        "pools/test_movers.py::test_mover_every_model_type_every_declared_column_comes_back[copy_on_write]",
+        _MOVERS + "[copy_on_write]",
     ),
     Mutant(
         "C30 a check compares windows and states, too",

@@ -13,7 +13,7 @@ from forebay.engine.lifecycle.environment import environment_of
 from forebay.engine.lifecycle.sizing import tier_slots
 from forebay.memory.budget import MemoryBudget
 from forebay.memory.kv_allocator import KV
-from forebay.memory.tier import DISK, HOST
+from forebay.memory.tier import DISK, HOST, Prefix
 from forebay.ops import Ops
 from forebay.pools.mover import Mover
 from forebay.runtime.host.disk_store import DiskStore
@@ -53,11 +53,18 @@ class EngineTiers:
 
     def restore(self, scheduler: Scheduler) -> None:
         """Let the scheduler find what the files have."""
-        if self._disk is None:
+        if (disk := self._disk) is None:
             return
-        num_tokens = scheduler.memory.tiers.restore(DISK, self._disk.records(), writable=self._disk.writes)
+        tiers = scheduler.memory.tiers
+        disk.retained = tiers.named(DISK).retained_slots
+        num_tokens = tiers.restore(DISK, disk.records(), writable=lambda: disk.writes)
         self._num_restored = num_tokens
         log.info(event("prefix_cache_restored", path=self._config.tiers.prefix_cache_dir, tokens=num_tokens))
+
+    def forget(self, prefix: Prefix, first: int) -> None:
+        """Drop the last page of a prefix, number `first`, and what is behind it, so that no later start finds it."""
+        if self._disk is not None:
+            self._disk.forget(prefix, first)
 
     @property
     def report(self) -> list[tuple[str, str, str, str]]:
@@ -78,9 +85,10 @@ class EngineTiers:
         """Wait until all that was stored in files is on the disk. Raises Conflict if there are none."""
         if self._disk is None:
             raise Conflict(NO_FOLDER, code="no_prefix_cache_dir")
-        if self._disk.failure:
-            raise Conflict(f"the files of the prefix cache: {self._disk.failure}: mend that, and restart", code="disk")
         self._disk.flush()
+        if not self._disk.writes:
+            reason = self._disk.failure or "another server writes them"
+            raise Conflict(f"the files of the prefix cache: {reason}: mend that, and restart", code="disk")
 
     def close(self) -> None:
         """Write what is queued."""

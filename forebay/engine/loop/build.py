@@ -144,6 +144,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     own: dict[str, Any] = {
         "transfers": transfers,
         "tiers": tiers,
+        "checks": _checks(config, scheduler, runner, tiers, clock()),
         "memory": Occupation(regions, runner, weights, trim=trim),
     }
     if loaded.model.adapters is not None:
@@ -229,15 +230,16 @@ def _core(
         wake_on_request=config.wake_on_request,
         keep_prefix_cache=config.keep_prefix_cache,
         measures_loads=config.device == "cpu" and bool(scheduler.memory.tiers.all),
-        checks=_checks(config, scheduler, runner, clock()),
         **others,
     )
 
 
-def _checks(config: EngineConfig, scheduler: Scheduler, runner: ModelRunner, now: float) -> CacheChecks | None:
+def _checks(
+    config: EngineConfig, scheduler: Scheduler, runner: ModelRunner, tiers: EngineTiers, now: float
+) -> CacheChecks | None:
     """Make the checks of the prefix cache in idle time; None for none."""
-    rate = config.tiers.cache_check_rate
-    return CacheChecks(scheduler, runner.inputs.tiers.differing, per_minute=rate, now=now) if rate else None
+    rate, compare = config.tiers.cache_check_rate, runner.inputs.tiers.differing
+    return CacheChecks(scheduler, compare, forget=tiers.forget, per_minute=rate, now=now) if rate else None
 
 
 def _mixed(config: EngineConfig) -> MixedChunks | None:

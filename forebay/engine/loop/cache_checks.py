@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Final, NamedTuple, Protocol
@@ -45,6 +45,10 @@ class Compare(Protocol):
 
     def __call__(self, tier: str, there: Mapping[str, Ids], here: Mapping[str, Ids]) -> Differing | None:
         """Return which rows differ; None if those of the tier cannot be read. No step may be in flight."""
+
+
+Forget = Callable[[Prefix, int], None]
+"""Drops the last page of a prefix, which has that number, and what is behind it from all that outlasts the process."""
 
 
 class Entry(NamedTuple):
@@ -125,13 +129,20 @@ class CacheChecks(Checks):
 
     An entry's tokens are computed again as an ordinary request, in a namespace of its own and without the cache. Then
     its pages, windows and states are compared, slice by slice. What differs is dropped from all tiers, with all that is
-    cached behind it. `stop` ends a check, before anything else begins.
+    cached behind it, in files as well by `forget`. `stop` ends a check, before anything else begins.
     """
 
     def __init__(
-        self, scheduler: Scheduler, compare: Compare, *, per_minute: float, now: float, rng: Random | None = None
+        self,
+        scheduler: Scheduler,
+        compare: Compare,
+        *,
+        forget: Forget = lambda prefix, first: None,
+        per_minute: float,
+        now: float,
+        rng: Random | None = None,
     ) -> None:
-        self._scheduler, self._compare = scheduler, compare
+        self._scheduler, self._compare, self._forget = scheduler, compare, forget
         self._interval_s = 60.0 / per_minute
         self._due_at = now + self._interval_s
         self._rng = rng or Random()
@@ -341,8 +352,13 @@ class CacheChecks(Checks):
         key, histories, mover = entry.prefix.key, [], ""
         for tier in (tiers.device, *tiers.all):
             namespace = namespace_in(entry.like, tier)
-            nodes, pages = tier.walk(entry.prefix._replace(namespace=namespace)) if namespace is not None else ([], ())
-            if len(pages) <= first or namespace is None:
+            if namespace is None:
+                continue
+            there = entry.prefix._replace(namespace=namespace)
+            if tier.durable:  # what its tree has evicted may still be in a file
+                self._forget(there._replace(key=key[: (first + 1) * page_size * TOKEN_BYTES]), first)
+            nodes, pages = tier.walk(there)
+            if len(pages) <= first:
                 continue
             stops = np.cumsum([len(node.pages) for node in nodes])
             origin = nodes[int(np.searchsorted(stops, first, side="right"))].origin

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -13,17 +13,17 @@ from forebay.base.units import ceil_div
 from forebay.config.engine_config import SchedulerConfig
 from forebay.formats.prefix_files import Record, Rows
 from forebay.memory.holding import Allocation
-from forebay.memory.kinds.kind import Kept
 from forebay.memory.kv_allocator import KV
 from forebay.memory.miss_reason import NEVER_REUSED, MissReason
-from forebay.memory.radix_node import OPERATOR, Match
-from forebay.memory.slots import LOADING, NO_IDS, Holder, Ids, Slots, as_ids
+from forebay.memory.radix_node import Match
+from forebay.memory.slots import LOADING, NO_IDS, Holder, Ids, Slots
 from forebay.memory.tier import Prefix, Span, Tier, missing, of_device, untiered
 from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepPlan, TierCopy
 from forebay.scheduler.counters import OF_TIERS, zeros
 from forebay.scheduler.memory.load_rates import LoadRates
 from forebay.scheduler.memory.pools import Pools
+from forebay.scheduler.memory.restoring import Found, restore
 from forebay.scheduler.memory.retaining import TierRetention
 from forebay.scheduler.memory.tier_copies import Load, Store, namespace_in
 
@@ -53,23 +53,17 @@ class Tiers:
     def _prefix(self, req: Request, num_pages: int, tenant: str, namespace: str) -> Prefix:
         return Prefix(req.key(num_pages * self._config.page_size), namespace, req.author, tenant)
 
-    def restore(
-        self, name: str, records: Iterable[tuple[Record, Callable[[Mapping[str, Ids]], None]]], *, writable: bool
-    ) -> int:
-        """Take over what a tier has kept since an earlier process, before the first step; the number of tokens. The
-        function of each record is called with the slots that its rows get. Without `writable` nothing is added."""
+    def named(self, name: str) -> Tier:
+        """Return the tier with a name."""
         (tier,) = (tier for tier in self.all if tier.name == name)
+        return tier
+
+    def restore(self, name: str, records: Iterable[Found], *, writable: Callable[[], bool]) -> int:
+        """Take over what a tier has kept since an earlier process, before the first step; the number of tokens. Nothing
+        is added to the tier while `writable` returns False."""
+        tier = self.named(name)
         tier.writable = writable
-        for record, place in records:
-            prefix = Prefix(record.tokens, record.namespace, OPERATOR, record.tenant)
-            ends = {kind: as_ids(rows.ends) for kind, rows in record.kinds.items()}
-            pages = ends.pop(KV)
-            kept = {kind: Kept(own, own) for kind, own in ends.items()}
-            span = tier.take(Span(prefix=prefix, start=record.start, pages=pages, kept=kept))
-            if span is not None:
-                slots = span.slots
-                if tier.attach(span, f"{name}_restore"):
-                    place(slots)
+        restore(tier, records, f"{name}_restore")
         return tier.cache.num_pages * self._config.page_size
 
     def _num_bytes(self, copied: Span | TierCopy) -> int:
@@ -101,7 +95,7 @@ class Tiers:
         here = self._prefix(req, allocation.pin.num_pages, allocation.pin.tenant, req.cache_namespace)
         for tier in self.all:
             namespace = namespace_in(req, tier)
-            if namespace is not None and tier.writable:
+            if namespace is not None and tier.writable():
                 self._store_in(tier, req, here, namespace)
 
     def _store_in(self, tier: Tier, req: Request, here: Prefix, namespace: str) -> None:
