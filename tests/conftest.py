@@ -28,6 +28,7 @@ from forebay.base.variants import VARIANTS
 from forebay.config.gpu import gpu_memory
 from forebay.formats.store import find_model
 from tests.deadlines import HANGS_S, Watchdog
+from tests.imports import SYNTAX_TREES
 from tests.integration.forked import close_stock, start_engine
 from tests.tiers import LONG_S, thin, unmarked_long
 
@@ -186,15 +187,19 @@ def freed_memory(request: pytest.FixtureRequest) -> Iterator[None]:
     An engine has glibc keep what is freed, for the whole process and for each thread that frees, which one process
     per engine is none the worse for; tests have hundreds in one, and many threads. While an engine starts, its
     collector is off. A test that left it off would keep all cycles of later tests. Gates, which are the files beside
-    this one, run without the collector: it takes three quarters of the time in which the package is parsed."""
+    this one, run without the collector: it takes three quarters of the time in which the package is parsed. Later tests
+    would collect the trees that gates keep."""
     is_gate = request.path.parent == Path(__file__).parent
     if is_gate:
         gc.disable()
+    else:
+        for kept in SYNTAX_TREES:
+            kept.cache_clear()
     yield
     assert is_gate or gc.isenabled(), "a test of this module has left the collector off"
     if is_gate:
         for known in vars(request.module).values():
-            if isinstance(known, functools._lru_cache_wrapper):  # of syntax trees, which later tests would collect
+            if isinstance(known, functools._lru_cache_wrapper) and known not in SYNTAX_TREES:
                 known.cache_clear()
     gc.enable()
     with contextlib.suppress(OSError, AttributeError):

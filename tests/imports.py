@@ -23,9 +23,24 @@ def name_of(path: Path) -> str:
 
 
 @cache
+def syntax(source: str) -> ast.Module:
+    """Parse a source once for all gates, which change nothing of the tree. `tests/conftest.py` clears what is kept."""
+    return ast.parse(source)
+
+
+@cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    """Return the nodes of a source's tree, its module first."""
+    return tuple(ast.walk(syntax(source)))
+
+
+SYNTAX_TREES: Final = syntax, nodes_of
+
+
+@cache
 def imported(source: str) -> frozenset[str]:
     """What is imported anywhere in it: modules and members of modules, in functions and under TYPE_CHECKING too."""
-    return frozenset(imported_by(ast.walk(ast.parse(source))))
+    return frozenset(imported_by(nodes_of(source)))
 
 
 def imported_by(nodes: Iterable[ast.AST]) -> set[str]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 
+from tests.imports import nodes_of, syntax
+
 WORD = re.compile(r"[A-Za-z_]\w*")
 PATH = re.compile(r"[\w.-]*(?:/[\w.*-]+)+/?|[\w-]+\.(?:py|md|h|cpp|js|html|css|toml|txt|gguf|json|jinja)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
@@ -34,10 +36,9 @@ class Tree:
     docstrings: list[tuple[str, str]] = field(default_factory=list)  # behind the dotted name of their module
 
     def add_python(self, module: str, source: str, *, with_texts: bool = True) -> None:
-        for derived in ("words", "flags", "_joined_texts"):
+        for derived in ("words", "flags", "_joined_texts", "_joined_files"):
             vars(self).pop(derived, None)
-        tree = ast.parse(source)
-        nodes = list(ast.walk(tree))
+        tree, nodes = syntax(source), nodes_of(source)
         documentation = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         self.modules[module] = set(own_names(tree.body))
         documented = (node for node in nodes if isinstance(node, ast.Module | ast.ClassDef | FUNCTION))
@@ -82,6 +83,10 @@ class Tree:
     @cached_property
     def _joined_texts(self) -> str:
         return "\0".join(self.texts)
+
+    @cached_property
+    def _joined_files(self) -> str:
+        return "".join(f"/{file}\n" for file in self.files)
 
     def has_text(self, part: str) -> bool:
         return part in self._joined_texts
@@ -129,7 +134,7 @@ class Tree:
         """From any folder on; `*` stands for anything."""
         end = f"{path}*" if path.endswith("/") else path
         if not set("*?[") & set(end):
-            return any(f"/{file}".endswith(f"/{end}") for file in self.files)
+            return f"/{end}\n" in self._joined_files
         return any(fnmatchcase(f"/{file}", f"*/{end}") for file in self.files)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.imports import nodes_of
+
 ROOT = Path(__file__).parent.parent
 TREES = ("forebay", "scripts", "benchmarks")
 
@@ -40,7 +42,7 @@ ALLOWED = {
 def findings(source: str, *, reads_input: bool) -> Iterator[str]:
     if not SUSPECT.search(source) and not (reads_input and re.search(r"\bassert\b", source)):
         return
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = nodes_of(source)
     documentation = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes:
         match node:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from forebay.memory.kinds.kind import PROTOCOLS, Kind, Kinds
+from tests.imports import syntax
 
 PACKAGE = Path(__file__).parent.parent / "forebay"
 ELSEWHERE = ("ops", "models", "families", "layers", "formats")
@@ -130,7 +131,7 @@ def counts() -> dict[str, int]:
     """Of every file that names a kind, how many branches ask for one."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        name, tree = path.relative_to(PACKAGE), ast.parse(path.read_text())
+        name, tree = path.relative_to(PACKAGE), syntax(path.read_text())
         if name.parts[0] not in ELSEWHERE and not str(name).startswith(ROOMS) and kinds(tree):
             found[str(name)] = len(list(branches(tree)))
     return found

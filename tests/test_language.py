@@ -20,6 +20,7 @@ from typing import NamedTuple
 import pytest
 
 from scripts.subjects import wrong
+from tests.imports import nodes_of, syntax
 
 PACKAGE = Path(__file__).parent.parent / "forebay"
 MOST_WORDS = 30
@@ -71,7 +72,7 @@ class Documented(NamedTuple):
 
 def documented(sources: dict[str, str]) -> Iterator[Documented]:
     """Yield all that may have a docstring in files, given by their paths within the package."""
-    trees = {path: ast.parse(source) for path, source in sources.items()}
+    trees = {path: syntax(source) for path, source in sources.items()}
     bases = Bases(trees)
     for path, tree in trees.items():
         yield Documented(path, ast.get_docstring(tree) or "", False, False)
@@ -142,7 +143,7 @@ def vague_words(text: str) -> list[str]:
 
 def error_texts(source: str) -> Iterator[tuple[int, str]]:
     """Yield the line and the text of each error that is raised with one; a value within it is `code`."""
-    for node in ast.walk(ast.parse(source)) if "raise " in source else ():
+    for node in nodes_of(source) if "raise " in source else ():
         if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call):
             continue
         for argument in node.exc.args:
@@ -162,7 +163,7 @@ def all_documented() -> list[tuple[str, Documented]]:
 
 def identifiers(source: str) -> Iterator[str]:
     """Yield the names of functions, classes and parameters."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, Definition):
             yield node.name
         elif isinstance(node, ast.arg):

@@ -6,12 +6,14 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.imports import nodes_of
+
 PACKAGE = Path(__file__).parents[1] / "forebay"
 
 
 def threads(source: str) -> Iterator[ast.Call]:
     """Yield the calls that make a thread."""
-    for node in ast.walk(ast.parse(source)) if "Thread" in source else ():
+    for node in nodes_of(source) if "Thread" in source else ():
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("threading.Thread", "Thread"):
             yield node
 

@@ -67,7 +67,7 @@ def takes_short_factors(model_type: str, name: str, value: Any) -> bool:
     return is_rope and value.get("short_factor") != value.get("long_factor")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model_type", by_tier(TYPES))
 def test_no_key_that_changes_results_is_ignored(model_type, tmp_path, torch_ops, quiet):
     """With one value for each, and a null for flags."""
@@ -82,7 +82,7 @@ def test_no_key_that_changes_results_is_ignored(model_type, tmp_path, torch_ops,
     assert [change for change in changes if gives_other_results(keys, *change)] == []
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model_type", by_tier(name for name in TYPES if "mamba" not in name))
 def test_no_part_of_a_rope_is_ignored(model_type, tmp_path, torch_ops, quiet):
     keys = ChangedKeys(model_type, tmp_path, torch_ops)

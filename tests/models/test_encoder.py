@@ -109,6 +109,7 @@ def test_slices_give_the_bits_of_the_whole_and_leave_their_arguments(
     assert torch.equal(between, second.x)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", ["smolvlm", "lfm2_vl", "mistral3", "gemma4"])
 def test_bits_do_not_depend_on_earlier_tiles_nor_on_threads(
     name: str, made: Callable[[str], Made], native: Ops

@@ -7,15 +7,22 @@ import random
 import pytest
 import torch
 
+from tests.kernels import NATIVE
 from tests.models.drive import NUM_ROWS, Driver
 from tests.models.tiny import CASE_OF, CASES, by_tier, make_tiny, random_ids
 
 PROMPT = 20
 SOME = (1, 2, 5, 7, 19)  # chunks: less than a convolution, a page and a window, and more than each
 ALL = pytest.param(range(1, PROMPT + 1), marks=pytest.mark.slow)
+# By the native kernels, other cases than a type's first have nothing that those of `torch` have not.
+PREFILLS = [
+    pytest.param(backend, case, marks=[pytest.mark.slow][: backend == NATIVE and case not in CASE_OF.values()])
+    for case in CASES
+    for backend in ("torch", NATIVE)
+]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("ops", "case"), PREFILLS, indirect=["ops"])
 def test_prefill_gives_the_logits_of_transformers(case, tiny, load):
     oracle, ids = tiny(case), random_ids(3 * PROMPT, seed=1)
     (logits,) = Driver(load(oracle.path)).step([(1, ids)])

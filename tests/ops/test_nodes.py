@@ -65,6 +65,7 @@ def test_threads_are_divided_as_the_cpus_are() -> None:
     assert parse_cpus("0-2,5") == {0, 1, 2, 5}
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("num_threads", [2, 3, 8])
 @pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (1024, 333), (96, 64)])
 def test_pages_of_a_weight_are_divided_among_nodes_as_its_panels_are(

@@ -79,6 +79,7 @@ def drafted(oracle: Headed, known: list[int], count: int) -> list[int]:
     return next_ids[-count:]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("case", ["deepseek_v3", "qwen3_5_text"])
 def test_rows_draft_as_many_tokens_as_they_are_to(case, planner, headed):
     plans, oracle = planner(case), headed(case)

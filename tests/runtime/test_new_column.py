@@ -58,7 +58,7 @@ def insert(file: Path, line: str, *, behind: str) -> None:
 @pytest.mark.long
 def test_a_column_is_one_declaration_and_one_reader(tmp_path):
     """Bounds, encoding, the copy to the device, padding and warm-up come with the declaration (C10, C13)."""
-    shutil.copytree(REPOSITORY / "forebay", tmp_path / "forebay", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(REPOSITORY / "forebay", tmp_path / "forebay")
     insert(
         tmp_path / "forebay/requests/step_plan.py",
         DECLARATION,

@@ -71,6 +71,7 @@ def steps(plans: HybridPlanner, seed: int, *, poisoned: bool) -> list[StepResult
     return results
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("case", CASES)
 def test_replays_behind_poisoned_buffers_give_the_bits_of_steps_of_exact_size(case: str, native_ops: NativeOps) -> None:
     model = models.load(open_checkpoint(shared_tiny(case).path), ops=native_ops, dtype=torch.float32)
