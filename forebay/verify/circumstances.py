@@ -18,6 +18,7 @@ from forebay.config.engine_config import DisaggregationMode, SpeculativeAlgorith
 from forebay.config.flag import Value
 from forebay.engine.frames import TAGS
 from forebay.memory.miss_reason import MissReason
+from forebay.memory.tier import HOST
 from forebay.requests.updates import FinishReason
 from forebay.verify.asking import Answer, Engines
 from forebay.verify.questions import Question
@@ -37,6 +38,7 @@ ALONE: Final[Flags] = {
     "speculative_algorithm": "off",
     "enable_hisparse": False,
     "retraction_host_bytes": 0,
+    "host_cache_bytes": 0,
     "queue_timeout": 3600.0,
     "request_timeout": 3600.0,
     "stall_timeout": 600.0,  # a retracted request waits long where memory is scarce and the machine busy
@@ -104,6 +106,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
     tight, pressed, chunks = _tight(room), _pressed_for(room), _chunks(room)
     one_token: Settings = {"page size": {"page_size": 1}}
     to_host: Settings = {"host copies": {"retraction_host_bytes": _HOST_BYTES}}
+    tier: Settings = {"host cache": {"host_cache_bytes": _HOST_BYTES}}
     drafts: Settings = {"drafts": speculative}
     found = [
         Circumstance("one by one again, backwards", {}, _backwards, lambda engines, count: "each alone", _answered),
@@ -114,6 +117,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         Circumstance("pages of one token", one_token, _coming, _concurrency, _was_concurrent),
         Circumstance("from the prefix cache", {**_GRAPHS, **_CACHE}, _twice, _from_cache, _hit, asks_derived=True),
         Circumstance("evicted and asked again", {**_CACHE, **small}, _twice, _evicted, _missed_as_evicted),
+        Circumstance("from host memory", {**_GRAPHS, **_CACHE, **small, **tier}, _twice, _loaded, _came_from_host),
         Circumstance("retracted", {**pressed, **_GRAPHS}, _pressed, _retracted, _computed_again),
         Circumstance("retracted to the host", {**pressed, **to_host}, _pressed, _kept, _copied_back),
         *_with_drafts(speculative),
@@ -334,6 +338,11 @@ def _evicted(engines: Engines, count: Counter[str]) -> str:
     return f"{pages:,.0f} pages evicted, {count['cached_tokens']:,.0f} tokens cached" if pages else ""
 
 
+def _loaded(engines: Engines, count: Counter[str]) -> str:
+    loaded, stored = count["tier_loaded_tokens"], count["tier_stored_tokens"]
+    return f"{loaded:,.0f} tokens loaded from there, {stored:,.0f} stored" if loaded else ""
+
+
 def _retracted(engines: Engines, count: Counter[str]) -> str:
     tokens = count["recomputed_tokens"]
     return f"{_times(count['retractions'])} retracted, {tokens:,.0f} tokens again" if count["retractions"] else ""
@@ -416,6 +425,10 @@ def _was_cut_beside_others(engines: Engines, question: Question, answer: Answer)
 
 def _hit(engines: Engines, question: Question, answer: Answer) -> bool:
     return answer.cache.cached_tokens > 0
+
+
+def _came_from_host(engines: Engines, question: Question, answer: Answer) -> bool:
+    return answer.cache.tiers.get(HOST, 0) > 0
 
 
 def _missed_as_evicted(engines: Engines, question: Question, answer: Answer) -> bool:

@@ -17,8 +17,10 @@ from forebay.verify.texts import TEXTS
 # Tokens of the longest prompt, by device. A GPU's attention adds up keys in segments of 512 and more: several of them
 # are in a prompt, in a chunk of it, and in the decodes beside it.
 LONGEST: Final = {"cpu": 320, "cuda": 2560}
-FEWEST_WITH_DERIVED: Final = 16  # questions, beside which some are derived from answers
+FEWEST_WITH_DERIVED: Final = 8  # questions, beside which some are derived from answers
+_FEWEST_WITH_LONG: Final = 16  # questions, of which some have long answers, and others lengths at boundaries
 _NUM_STOPS: Final = 4  # at consecutive places, so that one is at each place of what drafts are checked in
+_NUM_RESTRICTED: Final = 2  # one with a bad word, one with a least length
 _LONG: Final = 4  # times as many tokens as other answers
 _LONG_ANSWERS: Final = (0, 4)  # questions, both greedy
 TOPS: Final = 4  # alternatives whose log-probabilities are compared as well
@@ -63,7 +65,7 @@ def make_questions(
 ) -> list[Question]:
     """Return `num` questions, the same for the same `seed`. None ends before it has `max_tokens` unless a grammar ends
     it. The first of each way of choosing tokens has three pages; then come lengths around the ends of pages, twice each
-    of the `boundaries` (of chunks, of states), and any others, up to LONGEST. Of FEWEST_WITH_DERIVED questions, two
+    of the `boundaries` (of chunks, of states), and any others, up to LONGEST. Of _FEWEST_WITH_LONG questions, two
     have long answers. Every second question, but for those at the ends of pages, begins like others, up to a length
     of its own, of five eighths of the longest at most.
 
@@ -91,7 +93,7 @@ def make_questions(
             most = min(length, len(trunk))
             shared = rng.randrange(page_size, most) if number % 2 and most > page_size else 0
         way, params = _WAYS[number % len(_WAYS)]
-        is_long = num >= FEWEST_WITH_DERIVED and number in _LONG_ANSWERS
+        is_long = num >= _FEWEST_WITH_LONG and number in _LONG_ANSWERS
         most_tokens = min(_LONG * max_tokens, longest + max_tokens - length) if is_long else max_tokens
         params = msgspec.structs.replace(
             params, max_tokens=most_tokens, seed=number, ignore_eos=params.grammar is None, logprobs=TOPS
@@ -109,17 +111,18 @@ def _given(
     if device == "cuda":
         edges += [(min(num_trunk, length - 1), length) for length in (longest - 1, longest * 7 // 8)]
     at_boundaries = [(0, length) for length in sorted({2 * boundary for boundary in boundaries}) if length <= longest]
-    return {**dict(enumerate(edges, len(_WAYS))), **dict(enumerate(at_boundaries, FEWEST_WITH_DERIVED))}
+    return {**dict(enumerate(edges, len(_WAYS))), **dict(enumerate(at_boundaries, _FEWEST_WITH_LONG))}
 
 
 def num_derived(questions: Sequence[Question]) -> int:
     """Return the number of questions that `derived` will return."""
-    return 1 + _NUM_STOPS if len(questions) >= FEWEST_WITH_DERIVED else 0
+    return 1 + _NUM_STOPS + _NUM_RESTRICTED if len(questions) >= FEWEST_WITH_DERIVED else 0
 
 
 def derived(questions: Sequence[Question], answers: Sequence[Sequence[int]]) -> list[Question]:
-    """Return questions made of the first one and its answer: one goes on from inside the answer, and the others end at
-    tokens of it, one place after another. Fewer than FEWEST_WITH_DERIVED questions have none."""
+    """Return questions made of the first one and its answer: one goes on from inside the answer, four end at tokens of
+    it, one place after another, one may not have two of its tokens behind each other, and one may not end at a token
+    where it comes. Fewer than FEWEST_WITH_DERIVED questions have none."""
     if not num_derived(questions):
         return []
     first, answer, number = questions[0], answers[0], len(questions)
@@ -129,6 +132,13 @@ def derived(questions: Sequence[Question], answers: Sequence[Sequence[int]]) -> 
     new_ones = [token for place, token in enumerate(answer) if token not in answer[:place]]
     for stop in (new_ones[-_NUM_STOPS:] * _NUM_STOPS)[:_NUM_STOPS]:
         params = msgspec.structs.replace(first.params, stop_token_ids=[stop])
+        found.append(first._replace(params=params, number=number + len(found)))
+    middle = len(answer) // 2
+    for restricted in (
+        {"bad_words": [tuple(answer[middle : middle + 2])]},
+        {"stop_token_ids": [answer[middle]], "min_tokens": min(middle + _NUM_STOPS, first.params.max_tokens)},
+    ):
+        params = msgspec.structs.replace(first.params, **restricted)
         found.append(first._replace(params=params, number=number + len(found)))
     return found
 

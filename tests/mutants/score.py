@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -106,6 +106,18 @@ def summary_of(results: Sequence[str], num_silent: int) -> str:
     )
 
 
+def _tried_on(family: str, mutants: Sequence[Mutant], folder: Path, jobs: int) -> Iterator[str]:
+    """Print and yield the outcome of each mutant on a model of this family, unless something is found without one."""
+    forebay(["models", "make", "--like", family, "--out", str(folder / family), "--hidden-size", "64"])
+    ((_, clean),) = tried([family], partial(verified, folder), 1)
+    if clean != MISSED:
+        print(f"{family} without a mutant: {clean}; {len(mutants)} mutants are not tried", flush=True)
+        return
+    for mutant, result in tried(mutants, partial(outcome, folder), jobs):
+        print(f"{result:<44} {mutant.file}: {mutant.rule}", flush=True)
+        yield result
+
+
 def main(arguments: Sequence[str], mutants: Sequence[Mutant]) -> int:
     """Print the outcome of each mutant that is drawn, and their number."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants score", description=__doc__.partition("\n")[0])
@@ -118,19 +130,11 @@ def main(arguments: Sequence[str], mutants: Sequence[Mutant]) -> int:
     wanted = [one for one in mutants if not options.words or any(w in f"{one.file} {one.rule}" for w in options.words)]
     found = drawn(wanted, options.seed, options.count)
     chosen = [one for one in found if options.all or one.rule not in SILENT]
-    results = []
+    results: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        families = [*{family_of(one) for one in chosen}]
-        for family in families:
-            model = str(Path(folder) / family)
-            forebay(["models", "make", "--like", family, "--out", model, "--hidden-size", "64"])
-        for family, result in tried(families, partial(verified, Path(folder)), options.jobs):
-            if result != MISSED:
-                print(f"{family} without a mutant: {result}; nothing can be found with it")
-                return 1
-        for mutant, result in tried(chosen, partial(outcome, Path(folder)), options.jobs):
-            results.append(result)
-            print(f"{result:<44} {mutant.file}: {mutant.rule}", flush=True)
+        for family, _ in Counter(map(family_of, chosen)).most_common():
+            of_family = [one for one in chosen if family_of(one) == family]
+            results += _tried_on(family, of_family, Path(folder), options.jobs)
     print(summary_of(results, len(found) - len(chosen)))
     return 0
 

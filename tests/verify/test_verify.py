@@ -93,16 +93,19 @@ def test_questions_made_of_an_answer_go_on_from_inside_it_and_end_at_each_place_
     """C16, C19."""
     asked = make_questions(tokenizer, 16, 32, page_size=16, context_length=2048, seed=3, device="cpu")
     answer = [7, *range(100, 140), 7, 7]
-    going_on, *ending = derived(asked, [answer])
-    assert num_derived(asked) == 1 + len(ending) == 5
+    going_on, *ending, spelled, late = derived(asked, [answer])
+    assert num_derived(asked) == 1 + len(ending) + 2 == 7
     assert going_on.prompt == [*asked[0].prompt, *answer[:21], *asked[1].prompt[:2]]
     assert going_on.params.max_tokens == 32
     assert [question.params.stop_token_ids for question in ending] == [[136], [137], [138], [139]]
     assert {tuple(question.prompt) for question in ending} == {tuple(asked[0].prompt)}
-    assert [question.number for question in (going_on, *ending)] == [16, 17, 18, 19, 20]
-    assert {question.way for question in (going_on, *ending)} == {asked[0].way}
-    assert [one.params.stop_token_ids for one in derived(asked, [[5, 5, 6]])[1:]] == [[5], [6], [5], [6]]
-    assert derived(asked[:15], [answer]) == []
+    assert spelled.params.bad_words == [(120, 121)]
+    assert (late.params.stop_token_ids, late.params.min_tokens) == ([120], 25)
+    made = (going_on, *ending, spelled, late)
+    assert [question.number for question in made] == [16, 17, 18, 19, 20, 21, 22]
+    assert {question.way for question in made} == {asked[0].way}
+    assert [one.params.stop_token_ids for one in derived(asked, [[5, 5, 6]])[1:5]] == [[5], [6], [5], [6]]
+    assert derived(asked[:7], [answer]) == []
 
 
 @pytest.mark.parametrize("num", [2, 3, 16, 21, 32])
@@ -122,9 +125,9 @@ async def test_verify_asks_questions_made_of_answers_alone_and_where_they_matter
     monkeypatch.setattr(run, "started", without_processes)
     verification = Verification({"model_path": str(small_model)}, num=16, max_tokens=8, seed=0)
     await verification.ask_alone()
-    assert (len(verification.questions), len(verification.derived)) == (16, 5)
+    assert (len(verification.questions), len(verification.derived)) == (16, 7)
     assert verification.derived[0].prompt[-3] == 5, "inside the answer 5, 6, 7"
-    assert verification._roomy[0]["max_running_requests"] == 21
+    assert verification._roomy[0]["max_running_requests"] == 23
     asked = {}
 
     async def play(engines: Engines) -> None:
@@ -133,7 +136,7 @@ async def test_verify_asks_questions_made_of_answers_alone_and_where_they_matter
 
     for one in verification.circumstances[4:8]:
         await verification.first_difference(replace(one, name="", settings={}, play=play), 1)
-        assert asked.popitem()[1] == (21 if one.name == "from the prefix cache" else 16), one.name
+        assert asked.popitem()[1] == (23 if one.name == "from the prefix cache" else 16), one.name
 
 
 def test_questions_for_a_gpu_have_several_segments_of_its_attention_and_share_some(tokenizer: Tokenizer) -> None:
