@@ -21,6 +21,7 @@ from forebay.cli.arguments import Parser, whole
 from forebay.cli.verify_self_test import run_self_test
 from forebay.config.machine import cpu_model
 from forebay.config.server_args import BY_NAME
+from forebay.verify.against import TRANSFORMERS, against_transformers
 from forebay.verify.asking import Difference
 from forebay.verify.circumstances import Circumstance
 from forebay.verify.run import TIERS, Outcome, Verification
@@ -49,6 +50,7 @@ def _parser() -> Parser:
         help="circumstances that must be shown",
         default_text="all that this model and machine take, and one",
     )
+    parser.option("--against", choices=(TRANSFORMERS,), help="compare greedy answers with its logits, if installed")
     parser.option("--self-test", action="store_true", help="plant faults in the engines, which must be found")
     parser.option("--report", metavar="FILE", help="write what was found there, in Markdown")
     parser.option("--json", action="store_true", help="for programs")
@@ -72,7 +74,7 @@ def run(words: Sequence[str]) -> int:
     chosen = _chosen(verification, own.only or "", own.settings)
     if own.report:
         _check_writable(own.report)
-    outcomes = asyncio.run(_verify(verification, chosen, console, words))
+    outcomes = asyncio.run(_verify(verification, chosen, console, words, against=bool(own.against)))
     if own.json:
         print(json.dumps([asdict(outcome) for outcome in outcomes], indent=2))
     if own.report:
@@ -124,19 +126,25 @@ def _with_settings(verification: Verification, name: str, settings: str) -> Circ
 
 
 async def _verify(
-    verification: Verification, chosen: Sequence[Circumstance], console: Console, words: Sequence[str]
+    verification: Verification, chosen: Sequence[Circumstance], console: Console, words: Sequence[str], *, against: bool
 ) -> list[Outcome]:
-    """Report each circumstance as it ends, and all of them at the end."""
+    """Report each circumstance as it ends, the comparison with transformers first, and all of them at the end."""
     began = time.monotonic()
     console.print(f"{_asked(verification)}\n")
     outcomes = []
+
+    def report(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        console.print("\n".join(_lines(outcome, verification, words)), style=STYLES.get(outcome.verdict))
+
     with console.status("alone, one at a time") as status:
         await verification.ask_alone()
+        if against:
+            status.update(TRANSFORMERS)
+            report(await against_transformers(verification))
         for circumstance in chosen:
             status.update(circumstance.name)
-            outcome = await verification.outcome(circumstance)
-            outcomes.append(outcome)
-            console.print("\n".join(_lines(outcome, verification, words)), style=STYLES.get(outcome.verdict))
+            report(await verification.outcome(circumstance))
     verdict = f"{summary_of(outcomes)} ({time.monotonic() - began:.0f} s)"
     console.print(f"\n{textwrap.fill(verdict, COLUMNS - 1)}")
     return outcomes

@@ -120,9 +120,9 @@ def num_derived(questions: Sequence[Question]) -> int:
 
 
 def derived(questions: Sequence[Question], answers: Sequence[Sequence[int]]) -> list[Question]:
-    """Return questions made of the first one and its answer: one goes on from inside the answer, four end at tokens of
-    it, one place after another, one may not have two of its tokens behind each other, and one may not end at a token
-    where it comes. Fewer than FEWEST_WITH_DERIVED questions have none."""
+    """Return questions made of the first one and its answer. One goes on from inside the answer. Four end at tokens of
+    it, one place after another. One may not have two of its tokens behind each other. One may not end at a token where
+    it comes, but later. Fewer than FEWEST_WITH_DERIVED questions have none."""
     if not num_derived(questions):
         return []
     first, answer, number = questions[0], answers[0], len(questions)

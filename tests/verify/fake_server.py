@@ -17,7 +17,8 @@ WORDS = ("tide", "mill", "oak", "rain", "iron", "salt", "wool", "lamp")
 @dataclass
 class FakeServer:
     """`gather` is the number of requests that are answered together, `batch_from` the number from which answers of a
-    batch differ. `status` and `body` replace every answer of a POST."""
+    batch differ. `status` and `body` replace every answer of a POST, from the `good`-th on; `garbage` is an event of
+    each stream."""
 
     owner: str = "vllm"
     models: tuple[str, ...] = ("fake",)
@@ -35,6 +36,8 @@ class FakeServer:
     refuses: str = ""  # a field of the body
     status: int = 200
     body: bytes = b""
+    good: int = 0
+    garbage: bytes = b""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
     _asked: Counter[str] = field(default_factory=Counter)
@@ -85,7 +88,7 @@ class FakeServer:
             self._waiting.remove(place)
 
     async def _answer(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
-        if self.status != 200 or self.body:
+        if (self.status != 200 or self.body) and len(self.bodies) > self.good:
             await _send(writer, self.status, self.body or b'{"error": {"message": "no"}}')
         elif self.refuses and self.refuses in body:
             await _send(writer, 400, json.dumps({"error": {"message": f"{self.refuses} is unknown"}}).encode())
@@ -139,6 +142,7 @@ class FakeServer:
         """Send a word an event; with `awaits_long` wait for a long prompt before the last one."""
         words, usage = self._words(body), self._usage(body)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n: hello\r\n\r\n")
+        writer.write(self.garbage)
         for place, word in enumerate(words):
             if self.awaits_long and place == len(words) - 1:
                 await self._long.wait()

@@ -19,7 +19,7 @@ from forebay.cli.commands import run as forebay
 from forebay.verify.remote.circumstances import Group
 from forebay.verify.remote.questions import make_questions, read_questions, sibling
 from forebay.verify.remote.replies import Reply, first_difference
-from forebay.verify.remote.report import as_html, as_json
+from forebay.verify.remote.report import as_html, as_json, left_out_lines
 from forebay.verify.remote.run import Comparison, Outcome, verdict_text
 from forebay.verify.remote.server import RateLimited, Refused, Server
 from forebay.verify.verdict import Verdict, exit_code
@@ -162,6 +162,28 @@ def test_budget_that_is_spent_leaves_the_rest_out_and_shows_nothing() -> None:
 def test_server_that_cannot_be_compared_is_one_error(fake: FakeServer, error: type[ForebayError], message: str) -> None:
     with pytest.raises(error, match=message):
         asyncio.run(_compared(fake))
+
+
+def test_server_that_fails_in_the_middle_is_compared_by_what_it_answered_before() -> None:
+    """A rate limit from the fourth request on."""
+    comparison, outcomes = asyncio.run(_compared(FakeServer(status=429, good=3)))
+    assert (len(comparison.alone), len(comparison.refused)) == (3, 1)
+    assert "limits the rate" in comparison.refused[0][1]
+    assert ["4 longest prompts" in line for line in left_out_lines(comparison)] == [False, False]
+    assert ["3 longest prompts" in line for line in left_out_lines(comparison)] == [False, True]
+    assert {outcome.verdict for outcome in outcomes} == {Verdict.FAILED}
+    assert all("limits the rate" in outcome.what and "\n" not in outcome.what for outcome in outcomes)
+    assert exit_code(outcomes, 1) == 1
+
+
+@pytest.mark.parametrize("garbage", [b"data: {\r\n\r\n", b"data: [1]\r\n\r\n", b'data: {"choices": [7]}\r\n\r\n'])
+def test_server_that_streams_garbage_fails_where_it_streams_and_is_compared_elsewhere(garbage: bytes) -> None:
+    outcomes = asyncio.run(_compared(FakeServer(garbage=garbage)))[1]
+    failed = {outcome.name: outcome.what for outcome in outcomes if outcome.verdict is Verdict.FAILED}
+    assert failed.keys() == {"streamed", "after an abort", "long prompts arrive"}
+    assert all("not of the OpenAI API" in what and "\n" not in what for what in failed.values())
+    assert {outcome.verdict for outcome in outcomes if outcome.name not in failed} == {Verdict.SAME}
+    assert exit_code(outcomes, 1) == 1
 
 
 def test_failure_in_a_circumstance_is_its_outcome_and_the_others_are_asked() -> None:
@@ -324,13 +346,25 @@ def test_command_refuses_words_that_cannot_work(
     assert message in capsys.readouterr().err
 
 
-def test_comparison_of_a_server_imports_no_engine_and_few_packages() -> None:
-    code = (
-        "import sys; from forebay.cli.commands import run; code = run(['verify', '--url', 'http://127.0.0.1:9']); "
-        "import json; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules}))); sys.exit(code)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
+_BLOCKED = ("torch", "numpy", "tokenizers", "transformers", "safetensors", "starlette", "uvicorn", "jinja2", "pydantic")
+
+
+def test_comparison_of_a_server_runs_without_torch_and_most_packages() -> None:
+    """As in an environment that has httpx2, msgspec and rich alone."""
+    code = f"""
+import json, sys
+sys.modules.update(dict.fromkeys({_BLOCKED!r}))  # importing one raises ImportError
+from forebay.cli.commands import run
+code = run(sys.argv[1:])
+loaded = sorted({{name.partition(".")[0] for name, module in sys.modules.items() if module is not None}})
+print(json.dumps(loaded))
+sys.exit(code)
+"""
+    with _running(FakeServer()) as url:
+        words = ["verify", "--url", url, "--only=streamed", "--max-tokens=6", f"--budget={HANGS_S}s"]
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1 circumstances change no answer" in done.stdout
     loaded = set(json.loads(done.stdout.splitlines()[-1]))
-    assert not loaded & {"torch", "numpy", "tokenizers", "transformers", "starlette", "uvicorn", "jinja2", "pydantic"}
+    assert not loaded & {*_BLOCKED}
     assert {"httpx2", "rich"} <= loaded

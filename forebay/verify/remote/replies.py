@@ -93,8 +93,13 @@ class Reply:
 
 
 def _choice(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the first choice of an answer or an event, None if it has none. Raises ValueError for another form."""
     choices = body.get("choices")
-    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
+    if not isinstance(choices, list) or not choices:
+        return None
+    if not isinstance(choices[0], dict):
+        raise ValueError(f"a choice that is no object: {str(choices[0])[:80]!a}")
+    return choices[0]
 
 
 def _tokens(logprobs: Mapping[str, Any]) -> Iterable[Token]:

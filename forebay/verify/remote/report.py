@@ -25,12 +25,12 @@ def asked_text(comparison: Comparison) -> str:
 
 
 def left_out_lines(comparison: Comparison) -> Iterator[str]:
-    """Yield a line for each kind of question that the server refuses, and one for those that the budget cut off."""
+    """Yield a line for each question that the server refuses or fails at, and one for those that were not asked."""
     for question, reason in comparison.refused:
         yield f"left out  {question.way}, {question.num_tokens:,} tokens: {reason}"
     num_skipped = len(comparison.questions) - len(comparison.alone) - len(comparison.refused)
     if num_skipped:
-        yield f"left out  the {num_skipped} longest prompts: raise --budget to include them"
+        yield f"left out  the {num_skipped} longest prompts: no time, or the server failed; --budget gives more time"
 
 
 def outcome_lines(outcome: Outcome) -> Iterator[str]:

@@ -50,9 +50,9 @@ class Comparison:
         self.circumstances = [*circumstances(), *others]
 
     async def ask_alone(self) -> None:
-        """Ask each question alone, short prompts first, until a share of the budget is spent.
+        """Ask each question alone, short prompts first, until a share of the budget is spent or a request fails.
 
-        Raises Refused if the server takes none of them, and whatever else a request failed with.
+        Raises Refused if the server takes none of them, and whatever else the first of them failed with.
         """
         server = self.servers[0]
         until = time.monotonic() + self._budget_s * _ALONE_SHARE
@@ -64,6 +64,11 @@ class Comparison:
             except Refused as error:
                 self.refused.append((question, error.message))
                 continue
+            except ForebayError as error:
+                if not self.alone:
+                    raise
+                self.refused.append((question, error.message))
+                break
             server.gives_logprobs = server.gives_logprobs and bool(reply.tokens or not reply.text)
             self.alone.append(Alone(question, reply))
         if not self.alone:
