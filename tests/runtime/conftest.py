@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -51,6 +52,7 @@ def kept_by_head(plans: HybridPlanner, row: int) -> torch.Tensor:
     return hidden
 
 
+@functools.cache
 def made(backend: str) -> Ops:
     ops = make_ops(backend, 1 if backend == "torch" else 2)  # a runner of torch's ops sets as many for torch
     if backend != "torch" and ops.name == "torch":

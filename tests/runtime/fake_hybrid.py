@@ -10,7 +10,6 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from forebay.backends import make_ops
 from forebay.layers.context import ForwardContext
 from forebay.layers.states import States
 from forebay.memory.budget import PoolSizes
@@ -23,10 +22,9 @@ from forebay.pools.cache_spec import CacheSpec, RecurrentState, SlidingWindow
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import HostCopy, StepPlan, StepResult
 from forebay.runtime import LaunchedStep, ModelRunner, build_runner
-from tests.kernels import NATIVE
 from tests.plans import changed
 from tests.pools.caches import cache_types
-from tests.runtime.fake_model import CONTEXT, HIDDEN, NUM_ROWS, PAGE_SIZE, PAGES_PER_ROW, VOCAB, FakeModel
+from tests.runtime.fake_model import CONTEXT, HIDDEN, NUM_ROWS, PAGE_SIZE, PAGES_PER_ROW, VOCAB, FakeModel, best_ops
 from tests.runtime.plans import Decode, Planner, ids
 
 WINDOW = 6
@@ -109,7 +107,7 @@ def hybrid_runner(
             max_running_requests=NUM_ROWS,
             context_length=CONTEXT,
         ),
-        ops=ops or make_ops(NATIVE, 2),
+        ops=ops or best_ops(),
         max_num_tokens=max_num_tokens,
         width=width,
         vocab_size=vocab_size,
