@@ -40,6 +40,22 @@ class Index:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PooledIndex(Index):
+    """An indexer of pools of `pool` tokens, of which it selects those with `top_k` tokens. It has no rotary pairs."""
+
+    pool: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HyperConnections:
+    """Residual streams between layers: how many, the iterations of Sinkhorn's projection, and its epsilon."""
+
+    num_streams: int
+    iterations: int
+    eps: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Mamba1Mixer:
     """`width` inputs, the token's own included, reach a token through the convolution, here and below. `dt_rank`: of
     the low-rank layer that gives dt. `bias`: of the first and the last linear layer."""

@@ -172,6 +172,13 @@ OUTERS: Final[Mapping[str, Outer]] = {
         },
         fixed={"hidden_size_per_layer_input": 0, "enable_moe_block": False},
     ),
+    "glm5_next": Outer(
+        text_type="glm5_next_text",
+        types={"glm5_next_text": "glm5_next_text"},
+        body=("model.language_model.", "model."),
+        parts=("model.visual.",),
+        flat=True,
+    ),
     "idefics3": _IDEFICS,
     "internvl": Outer(text_type="qwen2", body=_LLAVA, parts=_TOWER, tied=True),
     "kimi_k25": Outer(

@@ -48,17 +48,50 @@ class CompressorSpec:
         return Compressor(self, parts)
 
 
+class BlockEntries:
+    """Keeps an entry of `width` for each block of `rate` tokens, and the states of the tokens whose block is open."""
+
+    def __init__(self, parts: Parts, *, rate: int, width: int, overlap: bool = False) -> None:
+        self._ops, self._rate, self._overlap = parts.ops, rate, overlap
+        states = OverlappingBlockStates if overlap else BlockStates
+        self._entries = parts.keep(CompressedKv(rate=rate, width=width))
+        self._states = parts.keep(states(rate=rate, width=width * (1 + overlap)))
+
+    def ended(self, ctx: ForwardContext, kv: Tensor, gate: Tensor, bias: Tensor) -> tuple[Tensor, Blocks]:
+        """Keep the states of the step's tokens. Returns the blocks that these end, and their entries before what a
+        model does with them, [M, D]. See `CompressionOps.compress`."""
+        blocks = self._blocks(ctx)
+        return self._ops.compression.compress(kv, gate, bias, ctx.cache.ring(self._states), blocks), blocks
+
+    def keep(self, ctx: ForwardContext, entries: Tensor, blocks: Blocks) -> PagedKv:
+        """Write entries [M, 1, D]. Returns those that each of the step's tokens sees."""
+        self._ops.attention.store_kv(entries, entries, self.cache(ctx), blocks.loc)
+        return self._ops.compression.entry_pages(ctx.positions, ctx.full, self._rate)
+
+    def cache(self, ctx: ForwardContext) -> KvCache:
+        """Return the cache of the entries."""
+        return ctx.cache.kv(self._entries)
+
+    def _blocks(self, ctx: ForwardContext) -> Blocks:
+        """Return the blocks that the step ends, planned once for all layers of this kind."""
+        paged, ring = ctx.pages(ctx.cache.specs[self._states].kind), ctx.cache.ring(self._states).kv.shape[1]
+        how = Compression(rate=self._rate, overlap=self._overlap, ring=ring, by_row=not self._overlap)
+        if how not in ctx.carried.blocks:
+            ctx.carried.blocks[how] = self._ops.compression.plan_blocks(
+                ctx.positions, ctx.full.out_cache_loc, paged, how
+            )
+        return ctx.carried.blocks[how]
+
+
 class Compressor:
-    """Keeps entries, and the states of the tokens whose block is open."""
+    """Makes entries of projections of the tokens, by gates of their own."""
 
     def __init__(self, spec: CompressorSpec, parts: Parts) -> None:
         parts = parts.within(spec.name)
         self._ops, self._spec = parts.ops, spec
+        self._entries = BlockEntries(parts, rate=spec.rate, width=spec.size, overlap=spec.overlap)
         width = spec.size * (1 + spec.overlap)
         order = turned(spec.size, spec.rope.dim, count=1 + spec.overlap)
-        states = OverlappingBlockStates if spec.overlap else BlockStates
-        self._entries = parts.keep(CompressedKv(rate=spec.rate, width=spec.size))
-        self._states = parts.keep(states(rate=spec.rate, width=width))
         gates = tuple(range(rows.start + width, rows.stop + width, rows.step) for rows in order)
         outputs = {"wkv": width, "wgate": width}
         self._project = parts.linear(outputs, spec.hidden_size, rows=(*order, *gates), min_bits=16)
@@ -73,24 +106,11 @@ class Compressor:
         """x [T, H]: write the entries of the blocks that the step's tokens end. Returns those that each token sees."""
         ops, spec = self._ops, self._spec
         kv, gate = self._project(ctx, x).chunk(2, dim=-1)
-        blocks = self._blocks(ctx)
-        entries = ops.compression.compress(kv, gate, self._bias, ctx.cache.ring(self._states), blocks)
+        entries, blocks = self._entries.ended(ctx, kv, gate, self._bias)
         entries = ops.norms.rms_norm(entries, self._norm, spec.norm_eps).unsqueeze(1)
         ops.attention.apply_rope(entries, entries[:, :0], blocks.first, self._cos_sin)
-        ops.attention.store_kv(entries, entries, ctx.cache.kv(self._entries), blocks.loc)
-        return ops.compression.entry_pages(ctx.positions, ctx.full, spec.rate)
+        return self._entries.keep(ctx, entries, blocks)
 
     def entries(self, ctx: ForwardContext) -> KvCache:
         """Return the cache of the entries."""
-        return ctx.cache.kv(self._entries)
-
-    def _blocks(self, ctx: ForwardContext) -> Blocks:
-        """Return the blocks that the step ends, planned once for all layers of this kind."""
-        spec, paged = self._spec, ctx.pages(ctx.cache.specs[self._states].kind)
-        ring = ctx.cache.ring(self._states).kv.shape[1]
-        how = Compression(rate=spec.rate, overlap=spec.overlap, ring=ring, by_row=not spec.overlap)
-        if how not in ctx.carried.blocks:
-            ctx.carried.blocks[how] = self._ops.compression.plan_blocks(
-                ctx.positions, ctx.full.out_cache_loc, paged, how
-            )
-        return ctx.carried.blocks[how]
+        return self._entries.cache(ctx)

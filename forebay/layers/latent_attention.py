@@ -21,18 +21,18 @@ from forebay.layers.indexer import IndexerSpec
 from forebay.layers.linear import Linear
 from forebay.layers.paged_attention import PagedAttention
 from forebay.layers.params import Rows, rows_of_blocks
+from forebay.layers.pooled_indexer import PooledIndexerSpec
 from forebay.layers.rotary import QueryScaleSpec, RopeSpec
 from forebay.layers.selection import Selection
 from forebay.pools.cache_spec import LatentAttention
 
-_NORM_EPS = 1e-6  # of the norms of both latent vectors, whatever the rest of a model has: as in transformers
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentAttentionSpec:
-    """`rope` None: the R dimensions are not rotated. `bias`: of the layers from the input to latent vectors, and of the
-    output. `head_gate`: each head's output is multiplied by sigmoid(g_proj(x)). `query_scale` None if queries are not
-    scaled by their position.
+    """`rope` None: the R dimensions, if there are any, are not rotated. `norm_eps` is that of the norms of both latent
+    vectors: mostly this default, whatever the rest of a model has, as in transformers. `bias`: of the layers from the
+    input to latent vectors, and of the output. `head_gate`: each head's output is multiplied by sigmoid(g_proj(x)).
+    `query_scale` None if queries are not scaled by their position.
 
     `indexer` selects the tokens that are read, None for all; with `shares_selection` they are those of the last layer
     before this one that has an indexer."""
@@ -46,9 +46,10 @@ class LatentAttentionSpec:
     bias: bool = False
     head_gate: bool = False
     query_scale: QueryScaleSpec | None = None
-    indexer: IndexerSpec | None = None
+    indexer: IndexerSpec | PooledIndexerSpec | None = None
     shares_selection: bool = False
     output_name: str = "o_proj"
+    norm_eps: float = 1e-6
 
     def build(self, parts: Parts) -> LatentAttentionLayer:
         return LatentAttentionLayer(self, parts)
@@ -59,7 +60,7 @@ class LatentAttentionLayer:
 
     def __init__(self, spec: LatentAttentionSpec, parts: Parts) -> None:
         parts, ops, latent, heads = parts.within(spec.name), parts.ops, spec.latent, spec.num_heads
-        self._ops, self._latent, self._heads = ops, latent, heads
+        self._ops, self._latent, self._heads, self._norm_eps = ops, latent, heads, spec.norm_eps
         self._indexer = None if spec.indexer is None else spec.indexer.build(parts)
         self._shares_selection = spec.shares_selection
         sparse = spec.indexer is not None or spec.shares_selection
@@ -112,7 +113,7 @@ class LatentAttentionLayer:
         """x [T, H] -> the queries' latent vectors; x if there are none."""
         if self._q_norm is None:
             return x
-        return self._ops.norms.rms_norm(self._q_layers[0](ctx, x), self._q_norm, _NORM_EPS)
+        return self._ops.norms.rms_norm(self._q_layers[0](ctx, x), self._q_norm, self._norm_eps)
 
     def _queries(self, ctx: ForwardContext, q_latent: Tensor) -> tuple[Tensor, Tensor]:
         """Return queries [T, Hq, N] and [T, Hq, R] of what `_q_latent` returns."""
@@ -125,7 +126,7 @@ class LatentAttentionLayer:
         """x [T, H] -> the latent vectors [T, 1, C] and what all heads' keys have besides [T, 1, R]."""
         sizes = [self._latent.rank, self._latent.rope_dim]
         latent, rope = torch.split(self._kv_layer(ctx, x), sizes, dim=-1)
-        return self._ops.norms.rms_norm(latent, self._kv_norm, _NORM_EPS).unsqueeze(1), rope.unsqueeze(1)
+        return self._ops.norms.rms_norm(latent, self._kv_norm, self._norm_eps).unsqueeze(1), rope.unsqueeze(1)
 
 
 def _q_layers(spec: LatentAttentionSpec, parts: Parts) -> tuple[Linear, ...]:
@@ -144,4 +145,6 @@ def _q_layers(spec: LatentAttentionSpec, parts: Parts) -> tuple[Linear, ...]:
 def _rotary_rows(latent: Latent, first: int) -> Rows:
     """Halves are paired here: the first of each pair, then the second ones."""
     stop = first + latent.rope_dim
+    if not latent.rope_dim:
+        return ()
     return (range(first, stop, 2), range(first + 1, stop, 2)) if latent.interleaved else (range(first, stop),)

@@ -17,8 +17,9 @@ from forebay.ops.reference.streams import Mixing
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamsSpec:
-    """`name` is how the names begin of the weights that join the streams behind the last layer; in layers those of a
-    part have a beginning of their own. `norm_eps` is that of all norms, `eps` is added where something could be 0."""
+    """`name` is how the names begin of the weights that join the streams behind the last layer, "" if they are joined
+    by their mean; in layers those of a part have a beginning of their own. `norm_eps` is that of all norms, `eps` is
+    added where something could be 0."""
 
     name: str
     hidden_size: int
@@ -57,7 +58,7 @@ class Streams:
 
     def __init__(self, spec: StreamsSpec, parts: Parts) -> None:
         self._ops, self._num_streams = parts.ops, spec.num_streams
-        self._mixing = _mixing(spec, parts, spec.name, spec.num_streams, num_scales=1)
+        self._mixing = _mixing(spec, parts, spec.name, spec.num_streams, num_scales=1) if spec.name else None
 
     def spread(self, x: Tensor) -> Tensor:
         """x [T, H] -> [T, N * H]."""
@@ -66,6 +67,8 @@ class Streams:
     def collapse(self, streams: Tensor) -> Tensor:
         """streams [T, N * H] -> [T, H]."""
         ops = self._ops
+        if self._mixing is None:
+            return ops.pictures.mean_rows(streams.view(-1, streams.shape[1] // self._num_streams), self._num_streams)
         weights = ops.streams.last_weights(streams, self._mixing)
         return ops.streams.collapse_streams(streams, weights)
 

@@ -24,6 +24,7 @@ from forebay.layers.mamba1 import Mamba1Spec, ScanNorm
 from forebay.layers.mamba2 import Mamba2Spec
 from forebay.layers.norms import NormSpec
 from forebay.layers.params import TensorParam
+from forebay.layers.pooled_indexer import PooledIndexerSpec
 from forebay.layers.query_attention import QueryAttentionSpec
 from forebay.layers.rotary import RopeSpec
 from forebay.layers.scalar_gate import ScalarGateSpec
@@ -255,10 +256,16 @@ def _read(part: LatentAttentionSpec) -> str:
     return f"the {part.indexer.index.top_k:,} tokens of the highest s" if part.indexer else "all tokens so far"
 
 
-def _indexer(part: IndexerSpec | None) -> tuple[str, ...]:
+def _indexer(part: IndexerSpec | PooledIndexerSpec | None) -> tuple[str, ...]:
     if part is None:
         return ()
     index = part.index
+    if isinstance(part, PooledIndexerSpec):
+        pool = f"sum of softmax(Wg h + B) layernorm(Wk' h) of {part.index.pool} tokens"
+        return (
+            f"  s = sum over heads of w max(0, q'·k'),  q' = Wq' norm(Wdq h), k' = {pool}, w = Ww h; "
+            f"{index.num_heads} heads of {index.head_dim}; and the tokens behind the last whole pool",
+        )
     return (
         f"  s = sum over heads of w max(0, q'·k'),  q' = rope(Wq' norm(Wdq h)), k' = rope(layernorm(Wk' h)), w = Ww h; "
         f"{index.num_heads} heads of {index.head_dim}, {_pairs(index.interleaved)}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from transformers import AutoConfig
 
 from forebay.base.errors import ModelError
 from forebay.families.deepseek_v4.config import HASHED, HEAVY, ROUTED, SPARSE, CompressedConfig
+from forebay.families.glm5_next_text.config import PooledConfig
 from forebay.families.model_config import config_of
-from forebay.families.transformer import SLIDING
+from forebay.families.transformer import FULL, LINEAR, SLIDING
 from tests.cli.public_configs import DEEPSEEK_V4_FLASH
+from tests.families.given import GIVEN
 
 
 def parsed(**fields: Any) -> CompressedConfig:
@@ -68,3 +71,99 @@ def test_older_fields_are_read() -> None:
 def test_a_wrong_field_is_named(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelError, match=named):
         parsed(**fields)
+
+
+POOLED = {
+    "rms_norm_eps": "rms_norm_eps",
+    "tie_word_embeddings": "tie_word_embeddings",
+    "attention_bias": "attention_bias",
+    "head_dim": "head_dim",
+    "mlp_layer_types": "mlp_layer_types",
+    "indexer_types": "indexer_types",
+    "latent.rank": "kv_lora_rank",
+    "latent.q_rank": "q_lora_rank",
+    "latent.nope_dim": "qk_nope_head_dim",
+    "latent.rope_dim": "qk_rope_head_dim",
+    "latent.value_dim": "v_head_dim",
+    "experts.num_experts": "n_routed_experts",
+    "experts.per_token": "num_experts_per_tok",
+    "experts.intermediate_size": "moe_intermediate_size",
+    "experts.groups": "n_group",
+    "experts.best_groups": "topk_group",
+    "experts.normalize": "norm_topk_prob",
+    "experts.scale": "routed_scaling_factor",
+    "delta.num_heads": "linear_num_heads",
+    "delta.head_dim": "linear_head_dim",
+    "delta.width": "linear_conv_kernel_dim",
+    "index.num_heads": "index_n_heads",
+    "index.head_dim": "index_head_dim",
+    "index.top_k": "index_topk",
+    "index.pool": "index_kpool",
+    "hyper.num_streams": "hc_mult",
+    "hyper.iterations": "hc_sinkhorn_iters",
+    "hyper.eps": "hc_eps",
+    "limit": "swiglu_limit",
+}
+
+
+def pooled(**fields: Any) -> PooledConfig:
+    config = config_of({**GIVEN, "model_type": "glm5_next_text", **fields})
+    assert isinstance(config, PooledConfig)
+    return config
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"linear_attn_config": {"head_dim": 32, "num_heads": 3, "short_conv_kernel_size": 3, "gate_lower_bound": -2.0}},
+        {"linear_attn_config": {"gate_lower_bound": None, "safe_gate": False}},
+        {"linear_attn_config": {"gate_lower_bound": None}},
+        {"linear_lower_bound": None},
+        {"layer_types": [LINEAR, FULL] * 4, "index_topk_pattern": "FF" * 4},
+        {"layer_types": [LINEAR, "indexed_attention"] * 4, "num_hidden_layers": 8},
+        {"num_hidden_layers": 2},
+    ],
+    ids=str,
+)
+def test_silence_of_glm5_next_means_what_it_means_to_transformers(fields: dict[str, Any]) -> None:
+    given = {"num_key_value_heads": 4, **fields}
+    ours, theirs = pooled(**given), AutoConfig.for_model("glm5_next_text", **{**GIVEN, **given})
+    for path, name in POOLED.items():
+        expected = getattr(theirs, name)
+        assert attrgetter(path)(ours) == (tuple(expected) if isinstance(expected, list) else expected), name
+    assert [{FULL: "indexed_attention"}.get(kind, kind) for kind in ours.layer_types] == theirs.layer_types
+    assert ours.delta.lower_bound == (theirs.linear_lower_bound or 0)
+    assert (ours.page_multiple, ours.sparse_top_k) == (16, 2048 + 15)
+
+
+def test_what_transformers_writes_of_glm5_next_is_read_as_what_it_read() -> None:
+    given = {"num_key_value_heads": 4, "index_kpool": 8, "linear_attn_config": {"head_dim": 32}}
+    theirs = AutoConfig.for_model("glm5_next_text", **{**GIVEN, **given})
+    assert config_of(theirs.to_dict()) == pooled(**given)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"qk_rope_head_dim": 64}, "qk_rope_head_dim"),
+        ({"q_lora_rank": None}, "q_lora_rank"),
+        ({"index_kpool": 1}, "index_kpool"),
+        ({"index_kpool": 3}, "index_topk"),
+        ({"index_kpool_always_select_tail": False}, "index_kpool_always_select_tail"),
+        ({"index_head_dim": 0}, "index_head_dim"),
+        ({"indexer_types": ["full"] * 3 + ["shared"] + ["full"] * 4}, "indexer_types"),
+        ({"layer_types": [FULL] * 8, "indexer_types": ["full", "shared", "shared"] + ["full"] * 5}, "indexer_types"),
+        ({"layer_types": ["sliding_attention"] * 8}, "layer_types"),
+        ({"first_k_dense_replace": 1}, "first_k_dense_replace"),
+        ({"linear_lower_bound": 1.0}, "linear_lower_bound"),
+        ({"linear_attn_config": [1]}, "linear_attn_config"),
+        ({"linear_conv_kernel_dim": 9}, "linear_conv_kernel_dim"),
+        ({"swiglu_limit": 0}, "swiglu_limit"),
+        ({"hc_mult": 17}, "hc_mult"),
+        ({"scoring_func": "softmax"}, "scoring_func"),
+    ],
+)
+def test_a_wrong_field_of_glm5_next_is_named(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelError, match=named):
+        pooled(**fields)

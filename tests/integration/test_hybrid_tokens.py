@@ -35,6 +35,7 @@ MODELS = (
     "gemma4_text",
     "gpt_oss",
     "deepseek_v4-short-blocks",
+    pytest.param("glm5_next_text", marks=pytest.mark.slow),  # delta rules beside rings
 )
 TIGHT = {"num_tokens": 160, "schedule_conservativeness": 0.0}
 

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForImageTextToText
 
-from tests.models.tiny import BASE, CASES
+from tests.models.tiny import BASE, CASES, stable_topk
 
 _VISION: Final = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 _IMAGE: Final = {"image_size": 28, "patch_size": 14}
@@ -27,6 +28,7 @@ _LLAVA: Final = {
     "model.language_model.": "language_model.model.",
     "model.": "",
 }
+_SAVED: Final = ("glm5_next",)  # transformers writes the names of published files, which its modules do not have
 _SAME: Final[Mapping[str, str]] = {}
 _QWEN2: Final = {"model.language_model.": "model.", "model.visual.": "visual."}
 
@@ -137,6 +139,13 @@ OUTERS: Final[dict[str, Case]] = {
         _SAME,
         CASES["gemma3n_text"][1],
         audio_config={"hidden_size": 16, "vocab_size": 4, "vocab_offset": 100},
+    ),
+    "glm5_next": _case(
+        "glm5_next",
+        "glm5_next_text",
+        {**_QWEN_VISION, "patch_size": 4, "projection_intermediate_size": 20},
+        _SAME,
+        CASES["glm5_next_text"][1],
     ),
     "gemma4_unified": _case(
         "gemma4_unified",
@@ -292,6 +301,10 @@ def save_as_published(oracle: Any, case: Case, folder: Path) -> Path:
 
 def published(oracle: Any, case: Case) -> dict[str, Tensor]:
     """All tensors, each once, under the names of the hub's files."""
+    if case.outer in _SAVED:
+        with TemporaryDirectory() as folder:
+            oracle.save_pretrained(folder)
+            return load_file(Path(folder) / "model.safetensors")
     tied = getattr(oracle.config, "tie_word_embeddings", False)
     tensors: dict[str, Tensor] = {}
     for name, values in oracle.state_dict().items():
@@ -308,7 +321,8 @@ def published(oracle: Any, case: Case) -> dict[str, Tensor]:
 @torch.no_grad()
 def logits_of(oracle: Any, ids: list[int]) -> Tensor:
     """[len(ids), V], of text alone."""
-    logits: Tensor = oracle(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    with stable_topk():
+        logits: Tensor = oracle(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
     return logits
 
 

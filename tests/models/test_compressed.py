@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.models.drive import Driver
+from tests.models.drive import NUM_ROWS, Driver
 from tests.models.tiny import page_size_of, random_ids
 
 SOME = ["deepseek_v4"]
 OTHERS = [pytest.param(case, marks=pytest.mark.slow) for case in ("deepseek_v4-yarn", "deepseek_v4-short-blocks")]
-CASES = [*SOME, *OTHERS]
+STATELESS = [*SOME, *OTHERS]
+POOLED = ["glm5_next_text", pytest.param("glm5_next_text-shared-softplus", marks=pytest.mark.slow)]
+CASES = [*STATELESS, *POOLED]
 SHORT = (1, 2, 4, 5, 8, 9, 16, 17)  # with and without a whole block at the end
 LONG = (127, 128, 129, 255, 256, 257)
 EVERY = pytest.param(1, marks=pytest.mark.slow)
@@ -61,9 +63,10 @@ def test_another_row_goes_on_from_the_end_of_a_page(case, num_pages, tiny, load)
     driver = Driver(load(oracle.path), page_size=page_size_of(case, 8))
     length = num_pages * driver.page_size
     driver.step([(4, random_ids(23, seed=9))])
-    driver.step([(1, ids)])
+    driver.step([(1, ids)], snapshots=[(0, length, NUM_ROWS + 1)])
     for table in (driver.page_table, driver.window_table):
         table[4, :num_pages] = table[1, :num_pages]
+    driver.cache.mover.copy("state", torch.tensor([NUM_ROWS + 1]), torch.tensor([4]))
     driver.lens[4] = length
     parts = [driver.step([(4, other[first : first + 2])])[0] for first in range(0, len(other), 2)]
     oracle.assert_agrees(torch.cat(parts), ids[:length] + other, first=length)
@@ -71,7 +74,7 @@ def test_another_row_goes_on_from_the_end_of_a_page(case, num_pages, tiny, load)
 
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("width", [2, 3, 6, 9])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", STATELESS)
 def test_rejected_tokens_of_every_width_leave_no_trace(case, width, tiny, load):
     """Each step verifies `width` tokens, of which so many stay as chance has it (C16): states and entries of the others
     are overwritten before anything reads them."""

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, Mistral4Config, Mistral4ForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
+from transformers.models.glm5_next.modeling_glm5_next import Glm5NextPreTrainedModel, Glm5NextTextModel
 from transformers.models.muse_glimmer.configuration_muse_glimmer import MuseGlimmerTextConfig
 from transformers.models.muse_glimmer.modeling_muse_glimmer import MuseGlimmerPreTrainedModel, MuseGlimmerTextModel
 
@@ -51,7 +53,27 @@ class MuseGlimmerForCausalLM(MuseGlimmerPreTrainedModel, GenerationMixin):  # ty
         return CausalLMOutputWithPast(logits=cap * torch.tanh(logits / cap), cache=made.cache)
 
 
+class Glm5NextForCausalLM(Glm5NextPreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
+    """The language model of GLM-5.3-Flash with its head, which transformers has only inside of the whole model."""
+
+    config_class = Glm5NextTextConfig
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: Glm5NextTextConfig) -> None:
+        super().__init__(config)
+        self.model = Glm5NextTextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    def forward(self, *arguments: Any, logits_to_keep: int = 0, **options: Any) -> CausalLMOutputWithPast:
+        made = self.model(*arguments, **options)
+        return CausalLMOutputWithPast(
+            logits=self.lm_head(made.last_hidden_state[:, -logits_to_keep:]), cache=made.cache
+        )
+
+
 # transformers has these among the models that see images, where AutoModelForCausalLM does not look.
+AutoModelForCausalLM.register(Glm5NextTextConfig, Glm5NextForCausalLM, exist_ok=True)
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 AutoModelForCausalLM.register(MuseGlimmerTextConfig, MuseGlimmerForCausalLM, exist_ok=True)
 
@@ -221,7 +243,8 @@ def stable_topk() -> Iterator[None]:
 
 def page_size_of(case: str, least: int) -> int:
     """Return the smallest page size, `least` or more, that the model of a case can have."""
-    multiple = math.lcm(*CASES[case][1].get("compress_rates", {"": 1}).values())
+    fields = CASES[case][1]
+    multiple = math.lcm(*fields.get("compress_rates", {}).values(), fields.get("index_kpool", 1))
     return -(-least // multiple) * multiple
 
 

@@ -5,7 +5,58 @@ from tests.mutants.mutant import Mutant
 _OPS = "ops/test_selection.py::"
 _ORACLE = "models/test_oracle.py::test_prefill_gives_the_logits_of_transformers"
 
+_POOLED = f"{_ORACLE}[torch-glm5_next_text]"
+
 SPARSE = (
+    Mutant(
+        "C28 the tokens of a selected pool are its own",
+        "ops/reference/selection.py",
+        "blocks.repeat_interleave(rate, dim=1) * rate",
+        "(blocks + 1).repeat_interleave(rate, dim=1) * rate",
+        _POOLED,
+    ),
+    Mutant(
+        "C28 a pool's key is kept at the place of that pool",
+        "layers/compressor.py",
+        "self.cache(ctx), blocks.loc)",
+        "self.cache(ctx), (blocks.loc - 1).clamp(min=0))",
+        _POOLED,
+    ),
+    Mutant(
+        "C28 a query reads the tokens behind the last whole pool, itself among them",
+        "ops/reference/selection.py",
+        "totals = torch.where(selects, whole + ends % rate, 0)",
+        "totals = torch.where(selects, whole, 0)",
+        _POOLED,
+    ),
+    Mutant(
+        "C28 a pool's key is a mean of normed keys",
+        "layers/pooled_indexer.py",
+        "k = ops.norms.layer_norm(self._k_layer(ctx, x), self._norm_weight, self._norm_bias, _NORM_EPS)",
+        "k = self._k_layer(ctx, x)",
+        _POOLED,
+    ),
+    Mutant(
+        "C28 the norms of latent vectors have the model's epsilon where transformers has it so",
+        "models/families/glm5_next_text.py",
+        "rope=None, norm_eps=config.rms_norm_eps)",
+        "rope=None, norm_eps=0.1)",
+        _POOLED,
+    ),
+    Mutant(
+        "C28 streams are joined by their mean",
+        "layers/streams.py",
+        "return ops.pictures.mean_rows(streams.view(-1, streams.shape[1] // self._num_streams), self._num_streams)",
+        "return streams[:, : streams.shape[1] // self._num_streams].contiguous()",
+        _POOLED,
+    ),
+    Mutant(
+        "C5 a selection of pools that failed selects nothing, not the open pool",
+        "ops/reference/selection.py",
+        "((counts > 0) | (ends < rate))",
+        "(counts >= 0)",
+        _OPS + "test_tokens_of_selected_blocks_are_those_of_the_blocks_and_of_the_open_one",
+    ),
     Mutant(
         "C28 a query selects among the tokens that it sees",
         "ops/reference/selection.py",

@@ -185,3 +185,27 @@ def test_no_tokens_have_no_selection(each_ops: Ops) -> None:
     assert (positions.shape, counts.shape) == ((0, 5), (0,))
     pages: PagedKv = each_ops.selection.token_pages(positions, counts, no_sequences())
     assert pages.q_start.tolist() == [0]
+
+
+@pytest.mark.parametrize("rate", [2, 4, 16])
+@pytest.mark.parametrize("top_k", [1, 3, 100])
+def test_tokens_of_selected_blocks_are_those_of_the_blocks_and_of_the_open_one(
+    each_ops: Ops, top_k: int, rate: int
+) -> None:
+    """A query whose selection failed, and one of a sequence without tokens, select nothing."""
+    paged = case(2, 8, seq_lens=[0, 40, 70, 3], query_lens=[2, 40, 5, 1], page_size=16).paged
+    positions = torch.cat([torch.arange(2), torch.arange(40), torch.arange(65, 70), torch.tensor([2])])
+    failed, generator = 44, torch.Generator().manual_seed(rate)  # the query at position 67
+    blocks = torch.full((48, top_k), -1, dtype=torch.int32)
+    counts = ((positions + 1) // rate).clamp(max=top_k).int()
+    for i, position in enumerate(positions.tolist()):
+        best = torch.randperm((position + 1) // rate, generator=generator)[: counts[i]]
+        blocks[i, : counts[i]] = best.sort().values
+    counts[failed] = 0
+    tokens, totals = each_ops.selection.block_tokens(blocks, counts, positions, paged, rate)
+    for i, position in enumerate(positions.tolist()):
+        chosen = [block * rate + j for block in blocks[i, : counts[i]].tolist() for j in range(rate)]
+        chosen += range((position + 1) // rate * rate, position + 1)
+        expected = [] if i < 2 or i == failed else chosen
+        assert tokens[i].tolist() == [*expected, *[-1] * (tokens.shape[1] - len(expected))]
+        assert totals[i] == len(expected)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.families.fields import MAX_LAYERS, Fields, is_number
-from forebay.families.mixers import Index
+from forebay.families.mixers import HyperConnections, Index
 from forebay.families.model_config import Experts, Family, ModelConfig
+from forebay.families.parts.streams import hyper_connections
 from forebay.families.rope import rope_parameters, rope_theta_and_scaling
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import TensorNames
@@ -37,18 +38,7 @@ _ONLY: Final = {
 Rope = tuple[float, dict[str, Any] | None]
 """Base and scaling."""
 
-_MOST_STREAMS: Final = 16
-_MOST_ITERATIONS: Final = 100
 _MOST_RATE: Final = 1024
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HyperConnections:
-    """Residual streams between layers: how many, the iterations of Sinkhorn's projection, and its epsilon."""
-
-    num_streams: int
-    iterations: int
-    eps: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +92,7 @@ def parse(fields: Fields) -> CompressedConfig:
         index=_index(fields, rope_dim),
         output_groups=_groups(fields, values["num_heads"]),
         output_rank=fields.size("o_lora_rank", default=1024),
-        hyper=_hyper(fields),
+        hyper=hyper_connections(fields),
         experts=_experts(fields, inner),
         mlp_layer_types=_mlp_layer_types(fields, num_layers),
         packing=_packing(fields),
@@ -128,14 +118,6 @@ def _index(fields: Fields, rope_dim: int) -> Index:
         head_dim=fields.size("index_head_dim", default=128, least=rope_dim),
         top_k=fields.size("index_topk", default=512),
         interleaved=True,
-    )
-
-
-def _hyper(fields: Fields) -> HyperConnections:
-    return HyperConnections(
-        num_streams=fields.size("hc_mult", default=4, most=_MOST_STREAMS),
-        iterations=fields.size("hc_sinkhorn_iters", default=20, most=_MOST_ITERATIONS),
-        eps=fields.number("hc_eps", default=1e-6),
     )
 
 

@@ -21,8 +21,8 @@ class LatentConfig(GroupedConfig):
 
 
 def latent_transformer(fields: Fields, defaults: Defaults, latent: Latent) -> dict[str, Any]:
-    """As a plain transformer; the size of a head is that of its rotated part."""
-    fields = fields.replaced(head_dim=latent.rope_dim, num_key_value_heads=None)
+    """As a plain transformer; the size of a head is that of its rotated part, 2 if there is none."""
+    fields = fields.replaced(head_dim=latent.rope_dim or 2, num_key_value_heads=None)
     return transformer(fields, defaults, layer_types=[FULL] * fields.size("num_hidden_layers", most=MAX_LAYERS))
 
 

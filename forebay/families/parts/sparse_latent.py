@@ -16,6 +16,8 @@ from forebay.families.transformer import Defaults
 
 FULL_INDEXER: Final = "full"
 SHARED_INDEXER: Final = "shared"
+INDEXER_FIELDS: Final = frozenset({"index_topk_pattern", "index_topk_freq", "index_skip_topk_offset", "indexer_types"})
+_LETTERS: Final = {"F": FULL_INDEXER, "S": SHARED_INDEXER}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,10 +65,31 @@ def read_index(fields: Fields, latent: Latent, *, num_heads: int, interleaved: b
         raise fields.wrong("q_lora_rank", "a size: indexers read the queries' latent vector")
     return Index(
         num_heads=fields.size("index_n_heads", default=num_heads),
-        head_dim=fields.size("index_head_dim", default=128, least=latent.rope_dim),
+        head_dim=fields.size("index_head_dim", default=128, least=max(1, latent.rope_dim)),
         top_k=fields.size("index_topk", default=2048),
         interleaved=interleaved,
     )
+
+
+def indexer_types(fields: Fields, num_layers: int) -> tuple[str, ...]:
+    """Read which layers have an indexer: from a list, a pattern of letters, or every `index_topk_freq`-th layer from
+    `index_skip_topk_offset` on. Raises ModelError if the first has none."""
+    name = next((name for name in ("indexer_types", "index_topk_pattern") if fields.get(name) is not None), None)
+    if name is None:
+        frequency, offset = (
+            fields.size(name, default=default, least=0)
+            for name, default in (("index_topk_freq", 1), ("index_skip_topk_offset", 2))
+        )
+        full = (max(i - offset + 1, 0) % max(frequency, 1) == 0 for i in range(num_layers))
+        found = [FULL_INDEXER if each else SHARED_INDEXER for each in full]
+    else:
+        pattern = fields.get(name)
+        if isinstance(pattern, str):
+            fields = fields.replaced(**{name: [_LETTERS.get(letter, letter) for letter in pattern]})
+        found = fields.one_of_each(name, num_layers, (FULL_INDEXER, SHARED_INDEXER))
+    if found[0] != FULL_INDEXER:
+        raise fields.wrong(name or "index_topk_freq", "an indexer in the first layer, whose selection others can share")
+    return tuple(found)
 
 
 def small(shape: Shape) -> dict[str, Any]:

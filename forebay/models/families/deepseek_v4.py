@@ -5,16 +5,15 @@ from typing import Final
 
 from forebay.families.deepseek_v4.config import HASHED, SPARSE, CompressedConfig
 from forebay.families.transformer import SLIDING
-from forebay.layers.blocks import SublayerSpec
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.compressed_attention import CompressedAttentionSpec, EntryIndexerSpec
 from forebay.layers.compressor import CompressorSpec
 from forebay.layers.mlp import MlpSpec, MoeSpec
-from forebay.layers.params import vector
 from forebay.layers.rotary import RopeSpec
-from forebay.layers.streams import StreamedSpec, StreamedSublayerSpec, StreamsSpec
+from forebay.layers.streams import StreamsSpec
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, router_spec
+from forebay.models.families.parts.streams import Streamed, streamed_block, streams_spec
 from forebay.ops import Scoring
 
 _EPSILON: Final = 1e-20
@@ -28,32 +27,15 @@ def describe(config: CompressedConfig) -> DecoderSpec:
 
 
 def _streams(config: CompressedConfig) -> StreamsSpec:
-    return StreamsSpec(
-        name="model.hc_head.hc_",
-        hidden_size=config.hidden_size,
-        num_streams=config.hyper.num_streams,
-        iterations=config.hyper.iterations,
-        norm_eps=config.rms_norm_eps,
-        eps=config.hyper.eps,
-    )
+    return streams_spec(config, config.hyper, name="model.hc_head.hc_")
 
 
 def _block(config: CompressedConfig, layer: int) -> BlockSpec:
-    name = layer_name(layer)
     parts = (
-        (_attention(config, layer), "attn_norm", "hc_attn_"),
-        (_feed_forward(config, layer), "ffn_norm", "hc_ffn_"),
+        Streamed(_attention(config, layer), "attn_norm", "hc_attn_"),
+        Streamed(_feed_forward(config, layer), "ffn_norm", "hc_ffn_"),
     )
-    return StreamedSpec(
-        sublayers=tuple(
-            StreamedSublayerSpec(
-                sublayer=SublayerSpec(part=part, before=vector(f"{name}.{norm}.weight", config.hidden_size)),
-                mixing=f"{name}.{mixing}",
-            )
-            for part, norm, mixing in parts
-        ),
-        streams=_streams(config),
-    )
+    return streamed_block(config, layer, parts, _streams(config))
 
 
 def _attention(config: CompressedConfig, layer: int) -> CompressedAttentionSpec:

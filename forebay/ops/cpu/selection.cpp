@@ -235,6 +235,30 @@ FOREBAY_SELECTION(float, int8_t, f32_i8)
 FOREBAY_SELECTION(bf16, bf16, bf16_bf16)
 FOREBAY_SELECTION(bf16, int8_t, bf16_i8)
 
+// The tokens of selected blocks of `rate` tokens and, behind them, those of the open block: tokens [T, most * rate +
+// rate - 1], -1 behind them, and totals [T]. A query with whole blocks of which it selected none selects nothing.
+extern "C" void fb_block_tokens(Pool* pool, const int32_t* blocks, const int32_t* counts, const int64_t* positions,
+                                const int32_t* q_start, const int32_t* seq_lens, long num_seqs, long most, long rate,
+                                int32_t* tokens, int32_t* totals) {
+    pool->op([=](Pool& p) {
+        const long width = most * rate + rate - 1;
+        p.run(q_start[num_seqs], grain_for(4 * width), [=](long begin, long end) {
+            for (long t = begin; t < end; ++t) {
+                const long seq = std::upper_bound(q_start, q_start + num_seqs, t) - q_start - 1;
+                const long ends = positions[t] + 1, whole = counts[t] * rate, open = ends % rate;
+                const bool selects = seq_lens[seq] > 0 && (whole > 0 || ends < rate);
+                const long total = selects ? whole + open : 0;
+                int32_t* const out = tokens + t * width;
+                for (long i = 0; i < width; ++i) {
+                    const long at = i < whole ? blocks[t * most + i / rate] * rate + i % rate : ends - open - whole + i;
+                    out[i] = i < total ? static_cast<int32_t>(at) : -1;
+                }
+                totals[t] = static_cast<int32_t>(total);
+            }
+        });
+    });
+}
+
 // The tokens' selections as page tables of a page for each position, locations [T, most], 0 for -1, and the tokens as
 // sequences of one query each: rows [T], q_start [T + 1].
 extern "C" void fb_token_pages(Pool* pool, const int32_t* positions, int32_t* locations, int32_t* token_rows,

@@ -15,6 +15,7 @@ class NativeSelection(SelectionOps):
     def __init__(self, kernels: Kernels) -> None:
         self._kernels, self._pool = kernels, kernels.pool
         self._select_tokens = kernels.by_cache_dtype("fb_select_tokens_{}_{}")
+        self._block_tokens = kernels.bind("fb_block_tokens")
         self._token_pages = kernels.bind("fb_token_pages")
 
     def select_tokens(
@@ -41,6 +42,16 @@ class NativeSelection(SelectionOps):
             counts.data_ptr(),
         )
         return positions, counts
+
+    def block_tokens(
+        self, blocks: Tensor, counts: Tensor, positions: Tensor, paged: PagedKv, rate: int
+    ) -> tuple[Tensor, Tensor]:
+        num_tokens, most = blocks.shape
+        tokens, totals = blocks.new_empty(num_tokens, most * rate + rate - 1), counts.new_empty(num_tokens)
+        given = blocks.data_ptr(), counts.data_ptr(), positions.data_ptr()
+        sequences = paged.q_start.data_ptr(), paged.seq_lens.data_ptr(), len(paged.rows)
+        self._block_tokens(self._pool, *given, *sequences, most, rate, tokens.data_ptr(), totals.data_ptr())
+        return tokens, totals
 
     def token_pages(self, positions: Tensor, counts: Tensor, paged: PagedKv) -> PagedKv:
         tokens, most = positions.shape

@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from forebay.ops.reference.accept import by_token
 from forebay.ops.reference.attention import KvCache, PagedKv, keys_of, visible_keys
 
 _QUERIES: Final = 64  # that are scored at once
@@ -52,6 +54,26 @@ class SelectionOps:
                     count = int(counts[query])
                     positions[query, :count] = order[query - block.start, :count].sort().values.int()
         return positions, counts
+
+    def block_tokens(
+        self, blocks: Tensor, counts: Tensor, positions: Tensor, paged: PagedKv, rate: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the tokens of selected blocks and, behind them, those of the open block. positions [T, N * rate + rate
+        - 1] and counts [T] are as `select_tokens` returns them.
+
+        It returned blocks [T, N] and counts [T] for the entries of whole blocks of `rate` tokens. The queries are at
+        positions [T]. A query with whole blocks of which it selected none failed, and so it does here: it
+        selects nothing. GLM-5.3-Flash and Qwen 3.8, as transformers has them.
+        """
+        seqs, _ = by_token(paged.q_start, len(positions))
+        ends, whole = (positions + 1).int(), counts * rate
+        selects = (paged.seq_lens.index_select(0, seqs) > 0) & ((counts > 0) | (ends < rate))
+        totals = torch.where(selects, whole + ends % rate, 0)
+        columns = torch.arange(blocks.shape[1] * rate + rate - 1, dtype=torch.int32, device=blocks.device)
+        of_blocks = F.pad(blocks.repeat_interleave(rate, dim=1) * rate, (0, rate - 1)) + columns % rate
+        of_open = (ends - ends % rate - whole).unsqueeze(1) + columns
+        tokens = torch.where(columns < whole.unsqueeze(1), of_blocks, of_open)
+        return tokens.masked_fill_(columns >= totals.unsqueeze(1), -1), totals
 
     def token_pages(self, positions: Tensor, counts: Tensor, paged: PagedKv) -> PagedKv:
         """Return each token as a sequence of its own, whose KV is that of the selected positions of its sequence, in

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from forebay.families.parts.kimi_delta import KimiLinearConfig
+from typing import Protocol
+
+from forebay.families.mixers import KimiDelta
 from forebay.layers.kimi_delta import KimiDeltaSpec
 
 
-def kimi_delta_spec(
-    config: KimiLinearConfig, name: str, *, low_rank: bool, a_log_shape: tuple[int, ...]
-) -> KimiDeltaSpec:
+class WithDelta(Protocol):
+    """The configuration of a model with Kimi's delta rule."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def rms_norm_eps(self) -> float: ...
+
+    @property
+    def delta(self) -> KimiDelta: ...
+
+
+def kimi_delta_spec(config: WithDelta, name: str, *, low_rank: bool, a_log_shape: tuple[int, ...]) -> KimiDeltaSpec:
     """Describe the delta rule of the checkpoint's part `name`. `low_rank`: the gates come through a low-rank layer."""
     return KimiDeltaSpec(
         name=name,

@@ -73,13 +73,15 @@ def feed_forward(
     correction: str = CORRECTION,
     shared: str = "shared_experts",
     expert_names: tuple[str, str, str] = GATE_UP_DOWN,
+    limit: float = 0.0,
 ) -> PartSpec:
-    """An MLP, or experts beside a shared one; the names are the checkpoint's, behind `mlp.` and an expert's number."""
+    """An MLP, or experts beside a shared one; the names are the checkpoint's, behind `mlp.` and an expert's number.
+    `limit` as in `MlpSpec`, of all of them."""
     if config.mlp_layer_types[layer] == DENSE:
-        return mlp_spec(config, layer)
+        return replace(mlp_spec(config, layer), limit=limit)
     name = f"{layer_name(layer)}.mlp"
     gate = grouped_router(config, config.experts, name, router=router, correction=correction)
-    return with_shared(config, name, gate, expert_names, shared=shared)
+    return with_shared(config, name, gate, expert_names, shared=shared, limit=limit)
 
 
 def softmax_feed_forward(config: GroupedConfig, layer: int) -> PartSpec:
@@ -98,15 +100,18 @@ def with_shared(
     expert_names: tuple[str, str, str] = GATE_UP_DOWN,
     *,
     shared: str = "shared_experts",
+    limit: float = 0.0,
 ) -> PartSpec:
     """Describe the experts of the checkpoint's part `name` beside a shared one."""
     experts = config.experts
-    routed = MoeSpec(name=name, router=router, intermediate_size=experts.intermediate_size, names=expert_names)
+    inner = experts.intermediate_size
+    routed = MoeSpec(name=name, router=router, intermediate_size=inner, names=expert_names, limit=limit)
     beside = MlpSpec(
         name=f"{name}.{shared}",
         hidden_size=config.hidden_size,
         intermediate_size=experts.shared_size,
         bias=config.mlp_bias,
+        limit=limit,
     )
     return SumSpec(first=routed, second=beside)
 
