@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import io
 import re
 import signal
 import subprocess
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from forebay.base.http_client import Origin, get_json, stream_json
+from forebay.cli.main import main
 from tests import loopback
 from tests.deadlines import HANGS_S, wait_until
 from tests.integration.tree import Tree, serving
@@ -94,17 +95,18 @@ def test_a_chat_streams(server: tuple[subprocess.Popen[bytes], str, str]) -> Non
 
 
 @pytest.mark.long
-def test_the_terminal_chat_and_the_benchmark_work_against_it(server: tuple[subprocess.Popen[bytes], str, str]) -> None:
-    environment = {**os.environ, "FOREBAY_API_KEY": KEY}
-    chat = [*FOREBAY, "chat", "--url", server[1], "--temperature", "0", "--max-tokens", "12"]
-    told = subprocess.run(
-        chat, input="What is the capital of France?\n/reset\n/exit\n", env=environment,
-        capture_output=True, text=True, check=True, timeout=HANGS_S,
-    )  # fmt: skip
-    assert "Paris" in told.stdout
-    bench = [*FOREBAY, "bench", "serve", "--base-url", server[1], "--api-key", KEY, "--num-prompts", "3"]
-    bench += ["--random-input-len", "8", "--random-output-len", "4", "--ignore-eos"]
-    measured = subprocess.run(bench, capture_output=True, text=True, check=True, timeout=HANGS_S).stdout
+def test_the_terminal_chat_and_the_benchmark_work_against_it(
+    server: tuple[subprocess.Popen[bytes], str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FOREBAY_API_KEY", KEY)
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is the capital of France?\n/reset\n/exit\n"))
+    assert main(["chat", "--url", server[1], "--temperature", "0", "--max-tokens", "12"]) == 0
+    assert "Paris" in capsys.readouterr().out
+    bench = ["bench", "serve", "--base-url", server[1], "--api-key", KEY, "--num-prompts", "3"]
+    assert main([*bench, "--random-input-len", "8", "--random-output-len", "4", "--ignore-eos"]) == 0
+    measured = capsys.readouterr().out
     assert re.search(r"Total input tokens:\s+24", measured)
     assert re.search(r"Total generated tokens:\s+12", measured)
 
@@ -117,19 +119,21 @@ def test_a_priority_that_nobody_looks_at_is_refused(server: tuple[subprocess.Pop
     assert "--schedule-policy priority" in answer.json()["error"]["message"]
 
 
-@pytest.mark.long
-def test_a_second_server_on_its_port_fails_in_one_line(server: tuple[subprocess.Popen[bytes], str, str]) -> None:
+def test_a_second_server_on_its_port_fails_in_one_line(
+    server: tuple[subprocess.Popen[bytes], str, str], tmp_path: Path
+) -> None:
     """F-4: without leaving an engine behind."""
-    port = server[1].rpartition(":")[2]
-    failed = subprocess.run(
-        [*FOREBAY, "serve", "--port", port, *SMALL], capture_output=True, text=True, timeout=HANGS_S
-    )
-    assert failed.returncode == 2
-    errors = [line for line in failed.stderr.splitlines() if line.startswith("forebay: error:")]
+    port = int(server[1].rpartition(":")[2])
+    failed = Tree(tmp_path, *SMALL, port=port)
+    try:
+        assert failed.server.wait(HANGS_S) == 2
+    finally:
+        failed.end()
+    errors = [line for line in failed.output.splitlines() if line.startswith("forebay: error:")]
     assert len(errors) == 1
     assert f":{port} cannot be used" in errors[0]
     assert "--port" in errors[0]
-    assert "Traceback" not in failed.stderr
+    assert "Traceback" not in failed.output
 
 
 @pytest.mark.slow  # under streams, every time: tests/integration/test_processes.py

@@ -76,7 +76,9 @@ class Tree:
     flags; those of `before` precede the command. Output goes to `folder`. Its processes are forked; `fresh` ones, and
     those behind `before`, are new interpreters."""
 
-    def __init__(self, folder: Path, *words: str | Path, before: Sequence[str] = (), fresh: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *words: str | Path, before: Sequence[str] = (), fresh: bool = False, port: int = 0
+    ) -> None:
         self.folder = folder
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True)
@@ -85,7 +87,7 @@ class Tree:
         # A suite started in the background ignores SIGINT, and what it starts would inherit that: a child of a process
         # that has a handler begins with the default instead.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        command = ["-m", "forebay.cli.main", "serve", "--port", "0", *map(str, words)]
+        command = ["-m", "forebay.cli.main", "serve", "--port", str(port), *map(str, words)]
         variables = {**os.environ, "TMPDIR": str(self.temporary)}
         self.server: subprocess.Popen[bytes] | Forked
         with self._log.open("wb") as log:

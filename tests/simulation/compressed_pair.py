@@ -8,7 +8,7 @@ python -m tests.simulation.compressed_pair --seeds 0:5000 --jobs 2
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -62,7 +62,7 @@ def run_seed(seed: int) -> CompressedPairOutcome:
         raise
 
 
-def run_seeds(seeds: range) -> CompressedPairOutcome:
+def run_seeds(seeds: Iterable[int]) -> CompressedPairOutcome:
     return sum(map(run_seed, seeds), CompressedPairOutcome(seeds=0))
 
 

@@ -59,7 +59,7 @@ def ended(sim: Scripted, tracked: Tracked | None, num_kv: int) -> bool:
     return fits
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("depth", [1, 0, 2])
 @pytest.mark.parametrize("drafts", DRAFTS)
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,8 +17,8 @@ from tests.simulation.grammars import HashGrammars, Matcher
 from tests.simulation.simulator import run_seed
 
 PER_CHUNK = 10
-QUICK = 1  # its traffic is of the kind that finds bugs; that of any ten seeds need not be
-SLOW = [pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(200) if chunk != QUICK]
+QUICK = (10, 11, 14, 15)  # their traffic is of the kind that finds bugs; that of any seeds need not be
+SLOW = [pytest.param(range(first, first + PER_CHUNK), marks=pytest.mark.slow) for first in range(0, 2000, PER_CHUNK)]
 PER_MUTATION = 60  # seeds, and each is found sooner
 SHARE = 0.7
 
@@ -32,14 +32,13 @@ def mutation(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("chunk", [QUICK, *SLOW])
-def test_c16_outputs_are_the_references_under_grammars_too(chunk: int) -> None:
-    seeds = range(chunk * PER_CHUNK, (chunk + 1) * PER_CHUNK)
+@pytest.mark.parametrize("seeds", [QUICK, *SLOW], ids=lambda seeds: str(seeds[0]))
+def test_c16_outputs_are_the_references_under_grammars_too(seeds: Sequence[int]) -> None:
     outcome = sum((run_seed(seed, SHARE) for seed in seeds), Outcome(seeds=0))
-    if chunk == QUICK:
+    if seeds is QUICK:
         assert outcome.retractions >= 2
         assert outcome.accepted >= 50
-    for seed in seeds[:3]:
+    for seed in seeds[:2]:
         sleeping.run_seed(seed, SHARE)
 
 

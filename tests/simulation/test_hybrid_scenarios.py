@@ -66,20 +66,20 @@ def evicted(sim: Scripted) -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("kind", ["extra_buffer", "no_buffer"])
 def test_a3_a_slot_is_as_good_as_new_whatever_became_of_its_last_tenant(kind: str, depth: int) -> None:
-    """500 requests over the four cases, each in slots that held another's state, poisoned since; the oracles compare
+    """240 requests over the four cases, each in slots that held another's state, poisoned since; the oracles compare
     every token with the reference."""
     sim = simulation_of(hybrid(kind, overlap_depth=depth, max_running_requests=2, spare_slots=3, num_tokens=256))
-    for i in range(125):
+    for i in range(60):
         [finished, aborted, not_admitted, evicted][i % 4](sim)
         tracked = sim.accept(fresh(sim, 5 + i % 16), greedy(1 + i % 5))
         sim.drain()
         assert (tracked.finish, len(tracked.received)) == (FinishReason.LENGTH, 1 + i % 5)
     handed_out = states_of(sim.scheduler.pools).pool.generation[1:]
     assert len(np.unique(handed_out)) > 1
-    assert handed_out.min() > 100, "a slot was used by few"
+    assert handed_out.min() > 40, "a slot was used by few"
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_a3_c18_what_is_in_the_cache_was_written_by_steps_that_have_completed(kind: str, depth: int) -> None:
@@ -101,7 +101,7 @@ def test_a3_c18_what_is_in_the_cache_was_written_by_steps_that_have_completed(ki
 # -- B-5 --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("kind", HYBRIDS)
@@ -130,7 +130,7 @@ def test_b5_with_no_slot_or_window_to_spare_whatever_fits_the_pool_finishes(kind
 # -- C-1 --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("every", [0, 3, 10])
 @pytest.mark.parametrize("chunk", [1, pytest.param(7, marks=pytest.mark.slow), 4, 16, 2048])
 @pytest.mark.parametrize("kind", HYBRIDS)
@@ -183,7 +183,7 @@ def resumable(sim: Scripted, prompt: list[int]) -> int:
     return best
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("page_size", [1, 4, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_c3_c18_c19_hits_of_every_length_end_at_the_last_place_that_can_be_resumed(kind: str, page_size: int) -> None:

@@ -12,16 +12,16 @@ from tests.simulation import adapting_pair, pair, simulator, sleeping, sleeping_
 from tests.simulation.workload import least_pools
 
 SIMULATORS: dict[str, tuple[Callable[[int], object], int]] = {
-    "simulator": (simulator.run_seed, 8),
-    "sleeping": (sleeping.run_seed, 8),
-    "pair": (pair.run_pair, 3),
-    "sleeping_pair": (sleeping_pair.run_seed, 3),
-    "adapting_pair": (adapting_pair.run_seed, 3),
+    "simulator": (simulator.run_seed, 4),
+    "sleeping": (sleeping.run_seed, 4),
+    "pair": (pair.run_pair, 2),
+    "sleeping_pair": (sleeping_pair.run_seed, 2),
+    "adapting_pair": (adapting_pair.run_seed, 2),
 }
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 240))])
+@pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 480))])
 @pytest.mark.parametrize("name", SIMULATORS)
 def test_c8_steps_take_what_was_promised_from_the_least_pools(name: str, chunk: int) -> None:
     run, count = SIMULATORS[name]

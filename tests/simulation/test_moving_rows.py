@@ -32,7 +32,7 @@ def move(sim: Scripted, at: int) -> None:
         sim.scheduler.flush_cache()
 
 
-@pytest.mark.quick(10)
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("width", range(2, 9))
 @pytest.mark.parametrize("proposed_on", ["host", "device"])
 @pytest.mark.parametrize("kind", KINDS)

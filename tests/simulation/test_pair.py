@@ -4,6 +4,8 @@ the line that replays it.
 More seeds: `python -m tests.simulation.pair --seeds 0:10000 --jobs 2`.
 """
 
+from collections.abc import Sequence
+
 import pytest
 
 from tests.simulation.liveness import Violation
@@ -12,7 +14,8 @@ from tests.simulation.pair_cause_mutations import CAUSES
 from tests.simulation.pair_liveness import TICKS, TICKS_PER_TOKEN, Rooms
 from tests.simulation.pair_mutations import MUTATIONS
 
-QUICK, PER_CHUNK, ALL = 10, 20, 10_000  # seeds of the short tier and of the long one
+QUICK = (3, 5, 6, 7)  # each mutant that names the test fails with one of them
+PER_CHUNK, ALL = 20, 10_000  # seeds of the long tier
 FOUND_BY = (0, 1, 3, 5, 6, 7, 14, 24, 30, 46, 76)
 FOUND_AT = {  # looked at first
     "decode_ignores_that_its_lease_is_renewed": 3,
@@ -23,8 +26,8 @@ SLOW = [pytest.param(range(first, first + PER_CHUNK), marks=pytest.mark.slow) fo
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seeds", [range(QUICK), *SLOW], ids=lambda seeds: f"{seeds.start}-{seeds.stop}")
-def test_c22_both_halves_of_a_request_end_once_with_one_engines_tokens_or_a_typed_error(seeds: range) -> None:
+@pytest.mark.parametrize("seeds", [QUICK, *SLOW], ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
+def test_c22_both_halves_of_a_request_end_once_with_one_engines_tokens_or_a_typed_error(seeds: Sequence[int]) -> None:
     outcomes = [run_pair(seed) for seed in seeds]
     outcome = sum(outcomes, PairOutcome(seeds=0))
     # The traffic must be of the kind that finds bugs: much of it well, and much hurt.

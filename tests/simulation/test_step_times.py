@@ -18,7 +18,7 @@ from tests.simulation.event_log import Outcome
 from tests.simulation.simulator import Simulation, scaled_down
 from tests.simulation.workload import random_config, random_traffic, with_speculation
 
-SEEDS_PER_CHUNK, CHUNKS = 13, 4
+SEEDS_PER_CHUNK, CHUNKS = 7, 8
 LEAST = 2  # tokens of a chunk: prompts here are short
 
 

@@ -15,8 +15,8 @@ from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.event_log import Outcome
 from tests.simulation.tenants import run_tenants
 
-PER_CHUNK = 20
-SLOW = [pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 50)]
+PER_CHUNK = 10
+SLOW = [pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 100)]
 PER_MUTATION = 200  # seeds, and each is found sooner
 
 # Looked at first, where they are found late. An entry that is missing or no longer true costs time and nothing else.
@@ -34,7 +34,7 @@ mutation = MUTATIONS.add
 def test_c32_tenants_random_traffic_keeps_shares_and_bounds(chunk: int) -> None:
     outcome = sum(map(run_tenants, range(chunk * PER_CHUNK, (chunk + 1) * PER_CHUNK)), Outcome(seeds=0))
     assert outcome.seeds == PER_CHUNK
-    if chunk == 0:  # the traffic is of the kind that finds bugs; any twenty seeds need not be
+    if chunk == 0:  # the traffic is of the kind that finds bugs; any ten seeds need not be
         assert outcome.displaced >= 3
         assert outcome.retractions >= 20
 
@@ -148,6 +148,7 @@ def tenant_that_does_not_fit_is_never_passed_over(patch: Patch) -> None:
     patch.setattr(AdmissionPass, "_does_not_fit", mutated)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_simulator_tenant_mutation_is_found(name: str) -> None:
     seed = MUTATIONS.found_after(name, [FOUND_AT.get(name, 0), *range(PER_MUTATION)])

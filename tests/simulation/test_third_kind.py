@@ -147,7 +147,7 @@ def run(seed: int, kind: type[IndexKeys]) -> Simulation:
     return sim
 
 
-SEEDS = 12
+SEEDS = 6
 
 
 @pytest.mark.parametrize("seeds", [range(SEEDS), pytest.param(range(SEEDS, 300), marks=pytest.mark.slow)])
@@ -174,6 +174,7 @@ class Homesick(IndexKeys):
         return self.of_page[pages[:0]]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", [Forgetful, Stuck, Homesick])
 def test_a_kind_that_does_not_follow_is_found(kind: type[IndexKeys]) -> None:
     with pytest.raises(Exception, match=r"keys|slot|books"):

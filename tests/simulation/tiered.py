@@ -177,7 +177,7 @@ def _run_one(seed: int) -> TieredRunner:
     return sim.runner
 
 
-def run_seeds(seeds: range) -> TieredOutcome:
+def run_seeds(seeds: Iterable[int]) -> TieredOutcome:
     return sum(map(run_seed, seeds), TieredOutcome(seeds=0))
 
 
