@@ -101,19 +101,30 @@ LENGTHS = sorted({k * c + d for c in (4, 18, 12) for k in (1, 2, 3, 4) for d in 
 
 
 @pytest.mark.parametrize(
-    "case",
-    ["falcon_h1", pytest.param("llama", marks=pytest.mark.slow), pytest.param("gpt_oss", marks=pytest.mark.slow)],
+    ("case", "tier"),
+    [
+        ("falcon_h1", "host"),
+        ("llama", "disk"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("llama", "host"), ("falcon_h1", "disk"))),
+        *(pytest.param("gpt_oss", tier, marks=pytest.mark.slow) for tier in ("host", "disk")),
+    ],
 )
-def test_c18_host_tier_prompt_of_any_length_loses_at_most_a_page(case: str) -> None:
-    """Lengths are k * c - 1, k * c and k * c + 1 for the page, the chunk and the interval of states."""
-    tiered = engine(rig_of(case), host_tokens=3200, **SWEPT)
-    for length in LENGTHS:
-        prompt = random_ids(length, seed=length)
-        (cold,) = tiered.run([prompt], PARAMS)
-        tiered.core.scheduler.pools.cache.flush()  # of the device alone
+def test_c18_tier_prompt_of_any_length_loses_at_most_a_page(case: str, tier: str, tmp_path: Path) -> None:
+    """Lengths are k * c - 1, k * c and k * c + 1 for the page, the chunk and the interval of states. Files are read
+    after a restart."""
+    of_tier: dict[str, Any] = {"host_tokens": 3200} if tier == "host" else {"host_tokens": 0, "disk": (tmp_path, {})}
+    tiered = engine(rig_of(case), **of_tier, **SWEPT)
+    prompts = {length: random_ids(length, seed=length) for length in LENGTHS}
+    cold = {length: tiered.run([prompt], PARAMS)[0].token_ids for length, prompt in prompts.items()}
+    tiered.core.scheduler.pools.cache.flush()  # of the device alone
+    if tier == "disk":
+        close(tiered.core)
+        tiered = engine(rig_of(case), **of_tier, **SWEPT)
+    for length, prompt in prompts.items():
         (again,) = tiered.run([prompt], PARAMS)
-        assert again.token_ids == cold.token_ids
-        assert again.tiers.get("host", 0) >= (length - 1) // 4 * 4 - 4, f"{length} tokens: {again.tiers}"
+        assert again.token_ids == cold[length]
+        assert again.tiers.get(tier, 0) >= (length - 1) // 4 * 4 - 4, f"{length} tokens: {again.tiers}"
+    close(tiered.core)
 
 
 @pytest.mark.parametrize("case", ["llama", pytest.param("falcon_h1", marks=pytest.mark.slow)])

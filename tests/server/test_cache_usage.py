@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pytest
@@ -12,6 +12,8 @@ from forebay.requests.updates import CacheReport, MemoryReport, MissReason
 from forebay.scheduler.state import PoolState
 from tests.server.conftest import Running, start
 from tests.server.fake_engine import FakeEngine
+from tests.server.scripted_server import ScriptedServer
+from tests.text.answers.templates import QWEN25
 from tests.text.tiny_tokenizer import tiny_tokenizer
 
 Launch = Callable[..., Running]
@@ -220,6 +222,52 @@ MARKED: Final = [
     {"role": "system", "content": "You are brief.", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
     {"role": "user", "content": [{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]},
 ]
+
+
+FUNCTION: Final = {"name": "f", "parameters": {"type": "object"}}
+TOOL: Final = {"type": "function", "function": FUNCTION}
+SHORT: Final = {"cache_control": {"type": "ephemeral"}}
+HOUR: Final = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+@pytest.fixture(scope="module")
+def with_tools() -> Iterator[Running]:
+    scripted = ScriptedServer(QWEN25)
+    yield scripted.server
+    scripted.server.close()
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [TOOL | HOUR],
+        [TOOL | {"function": FUNCTION | HOUR}],
+        [TOOL | SHORT, {"type": "custom", "custom": {"name": "g"}} | HOUR],
+    ],
+    ids=["tool", "function", "the longest of several"],
+)
+def test_marked_tools_of_a_chat_are_kept_up_to_the_first_message_of_the_user(
+    with_tools: Running, tools: list[dict[str, Any]]
+) -> None:
+    server = with_tools
+    server.engine.retentions.clear()
+    chat(server, tools=tools, **SHORT)
+    (retentions,), prompt = server.engine.retentions, server.engine.submitted[-1].prompt
+    texts = [server.tokenizer.decode(prompt[: asked.num_tokens], skip_special_tokens=False) for asked in retentions]
+    assert [asked.ttl_s for asked in retentions] == [3600.0, 300.0]
+    assert texts[0].endswith("<|im_start|>user\n")
+    assert texts[1].endswith("hello world<|im_end|>\n")
+    assert "cache_control" not in texts[1]
+
+
+def test_cache_control_of_a_fifth_place_is_refused_with_tools_and_the_request_counted(with_tools: Running) -> None:
+    said = {"role": "user", "content": [{"type": "text", "text": "a", **SHORT}] * 2}
+    body = {"max_tokens": 1, "tools": [TOOL | SHORT], **SHORT}
+    with with_tools.client() as http:
+        four = http.post("/v1/chat/completions", json={**body, "messages": [said]})
+        five = http.post("/v1/chat/completions", json={**body, "messages": [said | SHORT]})
+    assert (four.status_code, five.status_code) == (200, 400), four.text
+    assert "5 blocks have cache_control; at most 4 may" in five.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("hybrid", [False, True])

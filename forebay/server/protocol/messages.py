@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from forebay.server.protocol.cache_control import CacheControl
 from forebay.server.protocol.ignored import MESSAGE_IGNORED
 from forebay.server.protocol.images import Image, ImageUrl, accepts_images
 from forebay.server.protocol.results import in_order
@@ -47,20 +48,6 @@ _TEXT, _LIST, _IMAGE = branch("text"), branch("list"), branch("image")
 def text_or_list(value: Any) -> str | None:
     """Return the tag of the union's branch for a text or a list, or None for anything else."""
     return _TEXT if isinstance(value, str) else _LIST if isinstance(value, list) else None
-
-
-TTL_S: Final = {"5m": 300.0, "1h": 3600.0}  # by `ttl`; the first is the default
-
-
-class CacheControl(History):
-    """A client's mark of a prefix that later requests will share, and how long it is kept after each use."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-    @property
-    def ttl_s(self) -> float:
-        return TTL_S[self.ttl or "5m"]
 
 
 class TextPart(History):
@@ -130,14 +117,19 @@ class ChatMessage(History):
     cache_control: CacheControl | None = None
 
     @property
+    def num_chars(self) -> int:
+        """Return the length of the content."""
+        content = self.content or ""
+        return len(content) if isinstance(content, str) else sum(part.num_chars for part in content)
+
+    @property
     def marks(self) -> list[tuple[int, float]]:
         """Behind how many characters of the content the client set its marks, and the seconds of each."""
         parts = [] if isinstance(self.content, str) else self.content or []
         ends = list(accumulate(part.num_chars for part in parts))
         marked = zip(ends, parts, strict=True)
         marks = [(end, part.cache_control.ttl_s) for end, part in marked if part.cache_control is not None]
-        last = len(self.content or "") if not ends else ends[-1]
-        return [*marks, (last, self.cache_control.ttl_s)] if self.cache_control is not None else marks
+        return [*marks, (self.num_chars, self.cache_control.ttl_s)] if self.cache_control is not None else marks
 
     @property
     def images(self) -> dict[int, ImagePart]:

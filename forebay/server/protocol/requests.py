@@ -28,8 +28,9 @@ from forebay.requests.sampling_params import (
     MAX_TOP_LOGPROBS,
 )
 from forebay.requests.transfers import MAX_ROOM
+from forebay.server.protocol.cache_control import CacheControl
 from forebay.server.protocol.ignored import IGNORED, neutral, one_of
-from forebay.server.protocol.messages import Messages, Templated, Thinking, text_or_list
+from forebay.server.protocol.messages import Messages, Templated, Thinking, check_breakpoints, text_or_list
 from forebay.server.protocol.numbers import Numbered
 from forebay.server.protocol.strict import CacheSalt, Label, Sender, Strict, Text
 from forebay.server.protocol.structured import Structured
@@ -280,6 +281,7 @@ class ChatRequest(Thinking, Templated, Sampling):
         **neutral("chat"),
     }
     messages: Messages
+    cache_control: CacheControl | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
@@ -324,7 +326,10 @@ class ChatRequest(Thinking, Templated, Sampling):
     @property
     def template_variables(self) -> dict[str, Any]:
         """Return the variables for the chat template, with the offered tools and the verbosity."""
-        shown = (tool.function.model_dump(exclude_none=True, exclude={"strict"}) for tool in self.offered_tools)
+        shown = (
+            tool.function.model_dump(exclude_none=True, exclude={"strict", "cache_control"})
+            for tool in self.offered_tools
+        )
         tools = [{"type": "function", "function": function} for function in shown]
         verbosity = {} if self.verbosity is None else {"verbosity": self.verbosity}
         return {**super().template_variables, **verbosity, **({"tools": tools} if tools else {})}
@@ -335,6 +340,8 @@ class ChatRequest(Thinking, Templated, Sampling):
             raise refusal(
                 INVALID_COMBINATION, "top_logprobs", "top_logprobs is only allowed with logprobs=true: set it"
             )
+        if any((self.tools, self.cache_control)):
+            check_breakpoints(len(_marks_of_tools(self)) + len(_marks_of_messages(self)))
         names = [tool.function.name for tool in self.tools or ()]
         if len({*names}) < len(names):
             what = f"there are two tools with the name {_repeated(names)}: give each one its own"
@@ -349,8 +356,24 @@ class ChatRequest(Thinking, Templated, Sampling):
 
     @property
     def marks(self) -> list[tuple[Breakpoint, float]]:
-        """Return the client's marks in messages, and for how many seconds each prefix is kept."""
-        return [(Breakpoint(i, end), ttl_s) for i, message in enumerate(self.messages) for end, ttl_s in message.marks]
+        """Return the client's marks, and for how many seconds each prefix is kept. Those of tools are one, in front of
+        the first message of the user, behind the text of the system."""
+        marks, of_tools = _marks_of_messages(self), _marks_of_tools(self)
+        first = next((i for i, message in enumerate(self.messages) if message.role == "user"), None)
+        return marks if first is None or not of_tools else [(Breakpoint(first, 0), max(of_tools)), *marks]
+
+
+def _marks_of_messages(body: ChatRequest) -> list[tuple[Breakpoint, float]]:
+    """Return the marks in messages; that of the whole body is at the end of the last message."""
+    marks = [(Breakpoint(i, end), ttl_s) for i, message in enumerate(body.messages) for end, ttl_s in message.marks]
+    if body.cache_control is not None:
+        marks.append((Breakpoint(len(body.messages) - 1, body.messages[-1].num_chars), body.cache_control.ttl_s))
+    return marks
+
+
+def _marks_of_tools(body: ChatRequest) -> list[float]:
+    """Return for each mark of a tool for how many seconds it is kept."""
+    return [ttl_s for tool in body.tools or () for ttl_s in tool.marks]
 
 
 def _repeated(names: list[str]) -> str:

@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints, Tag
 from pydantic_core import from_json
 
 from forebay.base import json_text
+from forebay.server.protocol.cache_control import CacheControl
 from forebay.server.protocol.ignored import Harmless
 from forebay.server.protocol.strict import History, Label, Strict, Text
 from forebay.server.protocol.validation import branch, by_shape
@@ -71,19 +72,26 @@ def _call_for_template(call_id: str, name: str, arguments: dict[str, Any] | str)
 
 
 class ToolFunction(Strict):
-    """If it is `strict`, or a tool must be called, its arguments are what `parameters` say."""
+    """If it is `strict`, or a tool must be called, its arguments are what `parameters` say. A mark is the tool's."""
 
     name: ToolName
     description: Text | None = None
     parameters: Annotated[dict[str, Any], Field(fail_fast=True)] | None = None
     strict: bool | None = None
+    cache_control: CacheControl | None = None
 
 
 class Tool(Strict):
-    """A function that the client offers."""
+    """A function that the client offers. Tools stand before all messages, so a mark of any keeps all of them."""
 
     type: Literal["function"]
     function: ToolFunction
+    cache_control: CacheControl | None = None
+
+    @property
+    def marks(self) -> list[float]:
+        """Return for each mark of the tool the seconds for which it is kept."""
+        return [mark.ttl_s for mark in (self.cache_control, self.function.cache_control) if mark is not None]
 
 
 class GrammarDefinition(Strict):
@@ -125,6 +133,12 @@ class TextTool(Strict):
 
     type: Literal["custom"]
     custom: TextToolOptions
+    cache_control: CacheControl | None = None
+
+    @property
+    def marks(self) -> list[float]:
+        """Return the seconds for which the tool is kept if it is marked."""
+        return [] if self.cache_control is None else [self.cache_control.ttl_s]
 
     @property
     def grammar(self) -> GrammarDefinition | None:

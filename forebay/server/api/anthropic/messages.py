@@ -33,7 +33,7 @@ from forebay.server.api.core.prompts import check_answerable, naming
 from forebay.server.api.core.renaming import renamed
 from forebay.server.api.core.serving import serve_chat
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.protocol.messages import TTL_S
+from forebay.server.protocol.cache_control import TTL_S
 from forebay.server.protocol.requests import ChatRequest
 from forebay.server.protocol.results import check_results
 from forebay.text.answers.for_template import INVALID_JSON
@@ -283,7 +283,7 @@ async def messages(request: Request, server: ServerContext) -> Response:
         moved=moved,
     )
     with renamed(body.renamings):
-        return await serve_chat(server, context, chat, dialect, cut_to_room=True, tools_ttl_s=body.tools_ttl_s)
+        return await serve_chat(server, context, chat, dialect, cut_to_room=True)
 
 
 async def count_tokens(request: Request, server: ServerContext) -> Response:

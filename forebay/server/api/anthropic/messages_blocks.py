@@ -10,11 +10,11 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
 from forebay.server.api.core.renaming import by_type, only
+from forebay.server.protocol.cache_control import CacheControl
 from forebay.server.protocol.ignored import one_of
 from forebay.server.protocol.images import Image, Source, SourceText
 from forebay.server.protocol.messages import (
     MAX_PARTS,
-    CacheControl,
     TextPart,
     text_or_list,
 )

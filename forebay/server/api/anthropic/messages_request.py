@@ -12,10 +12,10 @@ from forebay.base.foreign import PASSED
 from forebay.requests.sampling_params import MAX_STOP
 from forebay.server.api.anthropic.messages_blocks import BlockText, ToolResult, Turn
 from forebay.server.api.core.renaming import renamed
+from forebay.server.protocol.cache_control import CacheControl
 from forebay.server.protocol.ignored import neutral, one_of
 from forebay.server.protocol.messages import (
     MAX_MESSAGES,
-    CacheControl,
     Templated,
     TextPart,
     WithVariables,
@@ -80,7 +80,8 @@ class CustomTool(Strict):
         """Return the tool as a function of a chat."""
         own = {"description": self.description, "strict": self.strict}
         function = {"name": self.name, "parameters": self.input_schema, **own}
-        return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+        mark = {} if self.cache_control is None else {"cache_control": self.cache_control}
+        return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}, **mark}
 
 
 class WhichTool(Strict):
@@ -197,13 +198,7 @@ class CountTokensRequest(WithVariables):
     @property
     def marked(self) -> bool:
         """Return whether the client marks any part of the prompt for caching."""
-        return bool(self.tools_ttl_s or self._chat.marks)
-
-    @property
-    def tools_ttl_s(self) -> float:
-        """For how many seconds the client wants its tools kept; 0 if it marks none."""
-        marks = (tool.cache_control for tool in self.tools or ())
-        return max((mark.ttl_s for mark in marks if mark is not None), default=0.0)
+        return bool(self._chat.marks)
 
     @model_validator(mode="after")
     def _check_marks(self) -> Self:

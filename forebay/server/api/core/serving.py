@@ -34,7 +34,6 @@ from forebay.server.api.core.rendezvous import FIELDS, rendezvous_of
 from forebay.server.context import RequestContext, ServerContext
 from forebay.server.protocol.requests import I32, RETENTION_S, ChatRequest, CompletionRequest
 from forebay.server.protocol.validation import INVALID_COMBINATION, UNSUPPORTED_FIELD
-from forebay.text.resumption import Breakpoint
 
 log = get_logger("server")
 
@@ -118,14 +117,12 @@ async def serve_chat(
     *,
     num_top: int = -1,
     cut_to_room: bool = False,
-    tools_ttl_s: float = 0.0,
 ) -> Response:
     """Render, submit and answer a chat in `dialect`.
 
     `num_top` is the number of alternatives whose log-probabilities are returned for each token, -1 for no
-    log-probabilities. With `cut_to_room` the output is limited to the rest of the context instead of refused. The
-    client wants its tools kept for `tools_ttl_s` seconds, 0 for not at all. Raises InvalidRequest, and what admission
-    raises.
+    log-probabilities. With `cut_to_room` the output is limited to the rest of the context instead of refused. Raises
+    InvalidRequest, and what admission raises.
     """
     check_answerable(body, server.model.answers)
     ignored = unread_variables(server.tokenizer, body)
@@ -137,11 +134,11 @@ async def serve_chat(
         context.note_ignored(ignored)
 
     in_parts = any(message.cache_control is not None or isinstance(message.content, list) for message in body.messages)
-    has_places = in_parts or tools_ttl_s > 0 or server.engine.info.wants_resume_points
+    has_places = any((in_parts, body.tools, body.cache_control, server.engine.info.wants_resume_points))
 
     async def prompts() -> list[Prompt]:
         if has_places:
-            prompt = await _prompt_with_places(server, body, tools_ttl_s)
+            prompt = await _prompt_with_places(server, body)
         else:
             prompt = Prompt(token_ids=await render(server, server.tokenizer.encode_chat, body.messages, body))
         found = server.model.answers
@@ -161,13 +158,10 @@ async def serve_chat(
     return await _serve(server, context, body, dialect, prompts, params)
 
 
-async def _prompt_with_places(server: ServerContext, body: ChatRequest, tools_ttl_s: float) -> Prompt:
+async def _prompt_with_places(server: ServerContext, body: ChatRequest) -> Prompt:
     """Return the prompt of a chat, with the places behind which others will go on if the model or the client wants
-    them. A mark of tools is in front of the first message of the user, behind the text of the system."""
+    them."""
     marks, wants_points = body.marks, server.engine.info.wants_resume_points
-    first = next((i for i, message in enumerate(body.messages) if message.role == "user"), None)
-    if tools_ttl_s and first is not None:
-        marks.insert(0, (Breakpoint(first, 0), tools_ttl_s))
     if not (marks or wants_points):
         return Prompt(token_ids=await render(server, server.tokenizer.encode_chat, body.messages, body))
     chat = await render(
