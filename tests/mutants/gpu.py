@@ -106,6 +106,13 @@ GPU: Final[tuple[Mutant, ...]] = (
         "ops/test_triton_linear.py::test_fp8_inputs_are_multiplied_as_they_are_rounded",
     ),
     Mutant(
+        "C31 a SparseMixer of a GPU weighs the second expert without the first",
+        "ops/triton/experts.py",
+        "_share_among_near(own, live & (e != first), e, second, far)",
+        "_share_among_near(own, live, e, second, far)",
+        "ops/test_triton.py::test_sparse_mixer_equals_the_reference_and_no_other_row_changes_it",
+    ),
+    Mutant(
         "C31 a head's rows are multiplied by its own weight, however many there are",
         "ops/triton/experts.py",
         "first = starts[:-1] // block_rows + heads",

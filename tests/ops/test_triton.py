@@ -202,6 +202,22 @@ def test_attention_within_segments_equals_the_reference(
     assert_close(ops.attention.paged_attention(q, KvCache(k, v), within, scale=0.3), expected)
 
 
+@pytest.mark.parametrize("jitter", [0.0, 0.01, 0.4])
+def test_sparse_mixer_equals_the_reference_and_no_other_row_changes_it(ops: Ops, reference: Ops, jitter: float) -> None:
+    """Padding lanes are no experts: there are 12. Of equal ones the first is chosen, and NaN last."""
+    logits = normal((9, 12), torch.float32, seed=1, scale=2)
+    logits[3] -= 20.0
+    logits[4, :3] = logits[4, 5] = 7.0
+    logits[5, 2], logits[6, 1:], logits[7] = NAN, NAN, NAN
+    ids, weights = ops.experts.sparse_mixer(logits, jitter)
+    their_ids, their_weights = reference.experts.sparse_mixer(logits, jitter)
+    assert_same_bits(ids, their_ids)
+    torch.testing.assert_close(weights, their_weights, equal_nan=True)
+    alone = ops.experts.sparse_mixer(logits[2:3].clone(), jitter)
+    assert_same_bits(alone[1], weights[2:3])
+    assert ops.experts.sparse_mixer(logits[:0], jitter)[0].shape == (0, 2)
+
+
 def test_a_decoding_sequence_does_not_depend_on_the_others(ops: Ops, dtype: torch.dtype) -> None:
     paged = PagedCase(seq_lens=[300, 7, 33], query_lens=[1, 1, 1], head_dim=16, dtype=dtype)
     together = paged.run(ops)

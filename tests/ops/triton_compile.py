@@ -267,6 +267,7 @@ def many_linears(ops: TritonOps) -> None:
     inner = [ops.linear.pack(zeros(256, 128), zeros(256)) for _ in range(4)]
     experts = ops.experts.pack_experts(inner, [ops.linear.pack(zeros(128, 128)) for _ in range(4)])
     codes = [stored(random_codes(form, 256, 256, seed=0)) for form in FORMATS.values()]
+    ops.experts.sparse_mixer(float32(3, 16), 0.01)
     for tokens in (3, 300):
         ids = torch.zeros(tokens, 2, dtype=torch.int64)
         ops.experts.fused_experts(zeros(tokens, 128), experts, ids, float32(tokens, 2))

@@ -93,6 +93,44 @@ def _order(ids, starts, owners, order, num_rows, ROWS: tl.constexpr, BLOCK_BY_RO
             place += tl.sum(here.to(tl.int32), 0)
 
 
+@triton.jit
+def _best_of(values, e, BLOCK: tl.constexpr):
+    """The first of the greatest values."""
+    return tl.min(tl.where(values == tl.max(values, 0), e, BLOCK), 0)
+
+
+@triton.jit
+def _share_among_near(logits, allowed, e, chosen, far):
+    """Of the softmax over the allowed logits that are at most `far` below the chosen one, its share. NaN is near."""
+    top = tl.sum(tl.where(e == chosen, logits, 0.0), 0)
+    some = tl.where(allowed, logits, top)
+    below = tl.div_rn(top - some, tl.maximum(tl.abs(some), top))
+    near = tl.where(allowed & ~(below > far), logits, float("-inf"))
+    most = tl.max(near, 0)
+    weights = tl.exp(near - tl.where(most == float("-inf"), 0.0, most))
+    return tl.sum(tl.where(e == chosen, weights, 0.0), 0) / tl.sum(weights, 0)
+
+
+@kernel
+@triton.jit
+def _sparse_mixer(logits, ids, weights, far, E: tl.constexpr, BLOCK: tl.constexpr):
+    """Choose a token's two experts. A program reads no other token."""
+    token = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, BLOCK)
+    live = e < E
+    own = tl.load(logits + token * E + e, mask=live, other=float("-inf"))
+    order = tl.where(own == own, own, float("-inf"))
+    first = _best_of(order, e, BLOCK)
+    # Behind the first one, of which there may be equals: not a number is chosen before a place without an expert.
+    rest = tl.where(e == first, float("-inf"), order)
+    second = tl.min(tl.where((rest == tl.max(rest, 0)) & (e != first), e, BLOCK), 0)
+    to = token * 2
+    tl.store(ids + to, first.to(tl.int64))
+    tl.store(ids + to + 1, second.to(tl.int64))
+    tl.store(weights + to, _share_among_near(own, live, e, first, far))
+    tl.store(weights + to + 1, _share_among_near(own, live & (e != first), e, second, far))
+
+
 def _runs(topk_ids: Tensor, experts: TritonExperts, x: Tensor, *, fp8_inputs: bool) -> Runs:
     """The rows that tokens gave to experts, with the tokens as rows of x and the choices as rows of the result."""
     num_rows, num_groups = topk_ids.numel(), experts.num_experts
@@ -123,7 +161,7 @@ def _runs(topk_ids: Tensor, experts: TritonExperts, x: Tensor, *, fp8_inputs: bo
 
 
 class TritonExpertOps(ExpertOps):
-    """See `ExpertOps`. What decides for a token's experts is the reference's own torch."""
+    """See `ExpertOps`. What decides for a token's experts is the reference's own torch, but for a SparseMixer."""
 
     def __init__(self, linear: LinearOps, elementwise: ElementwiseOps, *, fp8_inputs: bool = False) -> None:
         super().__init__(linear, elementwise)
@@ -164,6 +202,15 @@ class TritonExpertOps(ExpertOps):
         product(rows, per_choice, experts.down_at, outer, num_rows, replace(runs, x_rows=None), scales)
         _sum_choices[(len(x), triton.cdiv(n, _BLOCK))](per_choice, topk_weights, out, choices, n, BLOCK=_BLOCK)
         return out
+
+    def sparse_mixer(self, logits: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
+        (tokens, count), device = logits.shape, logits.device
+        ids = torch.empty(tokens, 2, dtype=torch.int64, device=device)
+        weights = torch.empty(tokens, 2, dtype=torch.float32, device=device)
+        block = triton.next_power_of_2(count)
+        if tokens:
+            _sparse_mixer[(tokens,)](logits.contiguous(), ids, weights, 2 * jitter, E=count, BLOCK=block, num_warps=1)
+        return ids, weights
 
     def pack_heads(self, weights: Sequence[LinearWeight]) -> HeadWeights:
         packed = [w for w in weights if isinstance(w, TritonLinearWeight) and w.form is None and w.bias is None]
