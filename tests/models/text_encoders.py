@@ -165,8 +165,13 @@ def some_ids(count: int, seed: int, num_types: int = 1) -> list[int]:
     return (ids + kinds * VOCAB).tolist()
 
 
-def compute(model: Network, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+def compute(model: Network, texts: Sequence[Sequence[int]], device: str = "cpu") -> list[Tensor]:
     """Return the hidden states of each text, of one step with all of them."""
+    with torch.device(device):
+        return _compute(model, texts, device)
+
+
+def _compute(model: Network, texts: Sequence[Sequence[int]], device: str) -> list[Tensor]:
     counts = torch.tensor([len(ids) for ids in texts])
     q_start = torch.tensor([0, *counts.cumsum(0).tolist()], dtype=torch.int32)
     positions = torch.cat([torch.arange(len(ids)) for ids in texts])
@@ -178,7 +183,7 @@ def compute(model: Network, texts: Sequence[Sequence[int]]) -> list[Tensor]:
         page_size=64,
         out_cache_loc=torch.zeros(len(positions), dtype=torch.int64),
     )
-    cache = CachePool((), cache_types(torch.float32), page_size=64, num_slots={"kv": len(texts)}, device="cpu")
+    cache = CachePool((), cache_types(torch.float32), page_size=64, num_slots={"kv": len(texts)}, device=device)
     ctx = ForwardContext(positions=positions, kinds={"kv": full}, cache=cache)
     hidden = model.forward(ctx, torch.tensor([token for ids in texts for token in ids], dtype=torch.int64))
     return list(hidden.split(counts.tolist()))

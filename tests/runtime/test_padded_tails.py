@@ -16,14 +16,18 @@ import torch
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
 from forebay.memory.slots import PAD
+from forebay.ops import Ops
 from forebay.ops.native.ops import NativeOps
 from forebay.pools.regions import Regions
 from forebay.pools.table import Table
 from forebay.requests.step_plan import StepResult
-from forebay.runtime.graphs.backends import CpuGraphs, Eager
+from forebay.runtime.graphs.backends import CpuGraphs, CudaGraphs, Eager
 from forebay.runtime.graphs.runner import GraphRunner
 from forebay.runtime.steps.ragged import RaggedInputs
 from tests.models.tiny import VOCAB, random_ids, shared_tiny
+from tests.ops.triton_device import ALL_ROWS, INTERPRETER_ALONE, Choice, Choices, TritonOps, attention
+from tests.runtime.elementwise import SameEverywhere
+from tests.runtime.fake_cuda import FakeCudaGraphs
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 from tests.runtime.fake_model import NUM_ROWS
 from tests.runtime.graph_steps import poison
@@ -48,7 +52,7 @@ def poison_all(plans: HybridPlanner) -> None:
             poison(table)
 
 
-def steps(plans: HybridPlanner, seed: int, *, poisoned: bool) -> list[StepResult]:
+def steps(plans: HybridPlanner, seed: int, rounds: int, *, poisoned: bool) -> list[StepResult]:
     """Prompts, then decodes of a batch whose rows and tokens grow and shrink apart: the same rows have other numbers of
     drafts in the next step, so tokens are padded and rows are not."""
     rng, rows = random.Random(seed), list(range(1, NUM_ROWS + 1))
@@ -64,7 +68,7 @@ def steps(plans: HybridPlanner, seed: int, *, poisoned: bool) -> list[StepResult
     step([(row, 3 + row) for row in rows[:3]], [])
     step([(row, 2) for row in rows[3:]], [*rows[:3]])
     step([(row, 1 + row) for row in rows[3:]], [*rows[:3]])
-    for i in range(5):
+    for i in range(rounds):
         chosen = rows if i % 2 == 0 else rng.sample(rows, rng.randint(1, len(rows)))
         drafts = [random_ids(rng.randint(0, WIDTH - 1), seed=rng.randrange(99)) for _ in chosen]
         step([], [(row, own) if own else row for row, own in zip(chosen, drafts, strict=True)])
@@ -74,10 +78,29 @@ def steps(plans: HybridPlanner, seed: int, *, poisoned: bool) -> list[StepResult
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("case", CASES)
 def test_replays_behind_poisoned_buffers_give_the_bits_of_steps_of_exact_size(case: str, native_ops: NativeOps) -> None:
-    model = models.load(open_checkpoint(shared_tiny(case).path), ops=native_ops, dtype=torch.float32)
+    assert_same_replays(case, native_ops, CpuGraphs(native_ops, Regions()), seeds=(0, 1), rounds=5)
 
-    def planner(backend: CpuGraphs | Eager, sizes: list[int]) -> HybridPlanner:
-        runner = hybrid_runner(model, vocab_size=VOCAB, ops=native_ops, graphs=backend, graph_sizes=sizes, width=WIDTH)
+
+@pytest.mark.slow
+@INTERPRETER_ALONE
+@pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, of NaN in rows that nobody reads
+@pytest.mark.parametrize("case", CASES)
+def test_triton_s_replays_behind_poisoned_buffers_give_the_bits_of_steps_of_exact_size(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_PROGRAMS", 8)
+    ops = TritonOps("cpu", 1, Choices(lambda weight: Choice(ALL_ROWS, "tried")))
+    with SameEverywhere():
+        assert_same_replays(case, ops, FakeCudaGraphs(), seeds=(0,), rounds=3)
+
+
+def assert_same_replays(
+    case: str, ops: Ops, graphs: CpuGraphs | CudaGraphs, *, seeds: tuple[int, ...], rounds: int
+) -> None:
+    model = models.load(open_checkpoint(shared_tiny(case).path), ops=ops, dtype=torch.float32)
+
+    def planner(backend: CpuGraphs | CudaGraphs | Eager, sizes: list[int]) -> HybridPlanner:
+        runner = hybrid_runner(model, vocab_size=VOCAB, ops=ops, graphs=backend, graph_sizes=sizes, width=WIDTH)
         for shape in (runner.verify, runner.extend):
             if shape is not None and shape.captured is not None:
                 shape.captured.sizes = sizes
@@ -85,10 +108,10 @@ def test_replays_behind_poisoned_buffers_give_the_bits_of_steps_of_exact_size(ca
 
     most = NUM_ROWS * WIDTH
     exact = planner(Eager(), list(range(1, most + 1)))
-    graphed = planner(CpuGraphs(native_ops, Regions()), [size for size in SIZES if size <= most])
-    for seed in range(2):
-        got = [(r.token_ids, r.logprobs) for r in steps(graphed, seed, poisoned=True)]
-        assert got == [(r.token_ids, r.logprobs) for r in steps(exact, seed, poisoned=False)]
+    graphed = planner(graphs, [size for size in SIZES if size <= most])
+    for seed in seeds:
+        got = [(r.token_ids, r.logprobs) for r in steps(graphed, seed, rounds, poisoned=True)]
+        assert got == [(r.token_ids, r.logprobs) for r in steps(exact, seed, rounds, poisoned=False)]
         for plans in (exact, graphed):
             for row in range(1, NUM_ROWS + 1):
                 plans.leave(row)
