@@ -101,7 +101,7 @@ def _best_of(values, e, BLOCK: tl.constexpr):
 
 @triton.jit
 def _share_among_near(logits, allowed, e, chosen, far):
-    """Of the softmax over the allowed logits that are at most `far` below the chosen one, its share. NaN is near."""
+    """The chosen logit's share of the softmax over allowed ones that are at most `far` below it. NaN is near."""
     top = tl.sum(tl.where(e == chosen, logits, 0.0), 0)
     some = tl.where(allowed, logits, top)
     below = tl.div_rn(top - some, tl.maximum(tl.abs(some), top))
