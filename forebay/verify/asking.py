@@ -218,6 +218,7 @@ class Engines:
     async def _submit(self, question: Question, stack: AsyncExitStack) -> Stream:
         name = self._adapters[question.adapter][0] if question.adapter else ""
         wanted: dict[str, Any] = {"prompt_token_ids": question.prompt, "params": question.params, "adapter": name}
+        wanted["pictures"] = question.pictures
         where = None
         if self.prefill is not None:
             self._rooms += 1

@@ -61,8 +61,10 @@ class Circumstance:
     """`settings` by name are flags of the engine, the later ones before the earlier ones; `prefill_flags` are those of
     a second engine before it. `play` asks the questions. `shown` returns from the engines' counters how far it came
     about, in words; "" if it did not. `touched` returns whether it came about for one answer. Until that is so for each
-    way of choosing tokens, the questions are asked again, in another order. With `adapted` each question is asked of an
-    adapter, too; with `asks_derived` the questions that are made of answers are asked as well."""
+    way of choosing tokens, the questions are asked again, in another order.
+
+    With `adapted` each question is asked of an adapter, too, and with `pictured` with a picture; with `asks_derived`
+    the questions that are made of answers are asked as well."""
 
     name: str
     settings: Settings
@@ -71,6 +73,7 @@ class Circumstance:
     touched: Touched
     prefill_flags: Flags = field(default_factory=dict)
     adapted: bool = False
+    pictured: bool = False
     asks_derived: bool = False
 
     @property
@@ -230,6 +233,26 @@ def with_adapters(room: Room, speculative: Flags) -> list[Circumstance]:
         ),
         adapted("all of it, adapters", everything, _all, _much, _drafted(speculative)),
     ]
+
+
+def with_pictures(room: Room) -> list[Circumstance]:
+    """Return the circumstances with pictures, in `room` for each question with one and without."""
+    together: Settings = {**_GRAPHS, **_chunks(room)}
+    everything: Settings = {**_tight(room), **_CACHE, **together}
+    beside = _with_picture(_was_concurrent)
+    return [
+        Circumstance("pictures beside texts", together, _twice, _encoded, beside, pictured=True),
+        Circumstance("all of it, pictures", everything, _all, _encoded, beside, pictured=True),
+    ]
+
+
+def _with_picture(touched: Touched) -> Touched:
+    return lambda engines, question, answer: bool(question.pictures) and touched(engines, question, answer)
+
+
+def _encoded(engines: Engines, count: Counter[str]) -> str:
+    tiles, hits, found = count["encoded_tiles"], count["picture_hits"], _concurrency(engines, count)
+    return f"{tiles:,.0f} tiles encoded, {hits:,.0f} pictures known, {found}" if tiles and found else ""
 
 
 def _adapting(shown: Shown) -> Shown:

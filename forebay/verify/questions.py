@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from forebay.base.errors import ConfigError
+from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import Grammar, GrammarKind, SamplingParams
 from forebay.text.tokenizer import Tokenizer
 from forebay.verify.texts import TEXTS
@@ -43,13 +44,14 @@ _WAYS: Final[tuple[tuple[str, SamplingParams], ...]] = (
 
 class Question(NamedTuple):
     """`way`: how its tokens are chosen, in words. `number` is that of the prompt, the same for each adapter. `adapter`
-    is the name of the adapter to apply, "" for the model alone."""
+    is the name of the adapter to apply, "" for the model alone. The prompt has placeholders at its `pictures`."""
 
     prompt: list[int]
     params: SamplingParams
     way: str
     number: int
     adapter: str = ""
+    pictures: tuple[Picture, ...] = ()
 
 
 def make_questions(

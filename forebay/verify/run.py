@@ -21,7 +21,17 @@ from forebay.text.tokenizer import Tokenizer
 from forebay.verify.adapters import SETTINGS, adapted, made_adapters, settings
 from forebay.verify.asking import NONE, Answer, Engines, Findings, started
 from forebay.verify.blame import Blame, blame
-from forebay.verify.circumstances import ALONE, PLANTED, Circumstance, Flags, Room, circumstances, with_adapters
+from forebay.verify.circumstances import (
+    ALONE,
+    PLANTED,
+    Circumstance,
+    Flags,
+    Room,
+    circumstances,
+    with_adapters,
+    with_pictures,
+)
+from forebay.verify.pictures import PICTURES, encoder_of, pictured
 from forebay.verify.questions import Question, derived, make_questions, num_derived
 from forebay.verify.verdict import Verdict, first_error
 
@@ -68,17 +78,20 @@ class Verification:
             boundaries=(2 * memory.page_size, self.config.kinds.track_interval),
         )
         self._seed, self._adapted = seed, adapted(self.questions)
+        self._pictured = pictured(self.questions, encoder_of(Path(self.config.model_path)), seed)
         sizes = [*self.questions, *self.questions[:1] * num_derived(self.questions)]
         room, beside = (Room(asked, memory.page_size) for asked in (self.questions, self._adapted))
         self._roomy: list[Flags] = [
             {"max_total_tokens": Room(asked, memory.page_size).roomy, "max_running_requests": len(asked)}
-            for asked in (sizes, self._adapted)
+            for asked in (sizes, self._adapted, self._pictured or sizes)
         ]
         guess, num_threads = {**PLANTED, **guess}, self.config.num_threads
         without = circumstances(room, guess, num_threads, self._in_tiers(tiers))
-        self.circumstances = [*without, *with_adapters(beside, guess)]
+        pictures = with_pictures(Room(self._pictured, memory.page_size)) if self._pictured else []
+        self.circumstances = [*without, *with_adapters(beside, guess), *pictures]
         self.alone: list[Answer] = []
         self._adapted_alone: list[Answer] = []
+        self._pictured_alone: list[Answer] = []
         self.derived: list[Question] = []  # from answers, once these are there
         self._derived_alone: list[Answer] = []
         self.kinds = frozenset[str]()  # of cache that the model has, once it was asked
@@ -92,7 +105,7 @@ class Verification:
 
     async def _ask_alone(self, questions: Sequence[Question], flags: Flags, paths: Mapping[str, Path]) -> list[Answer]:
         async with started([self._resolved(flags)], questions, adapters=paths) as engines:
-            self.kinds = frozenset(engines.engine.info.slot_bytes)
+            self.kinds = frozenset([*engines.engine.info.slot_bytes, *([PICTURES] if self._pictured else [])])
             await engines.ask_one_by_one()
             return [engines.answers[number] for number in range(len(questions))]
 
@@ -140,6 +153,14 @@ class Verification:
     async def _engines(self, circumstance: Circumstance) -> AsyncIterator[Engines]:
         """The engines of a circumstance, with adapters if it has some, whose answers alone are generated once."""
         sides = [side for side in (circumstance.flags, circumstance.prefill_flags) if side] or [{}]
+        if circumstance.pictured:
+            num, common = len(self.questions), self._roomy[2]
+            if not self._pictured_alone:
+                self._pictured_alone = [*await self._ask_alone(self._pictured[:num], common, NONE), *self.alone]
+            configs = self._configs(sides, common, self._pictured, self._pictured_alone)
+            async with started(configs, self._pictured, self._pictured_alone) as engines:
+                yield engines
+            return
         if not circumstance.adapted:
             questions, alone = self.questions, self.alone
             if circumstance.asks_derived:
@@ -149,7 +170,7 @@ class Verification:
                 yield engines
             return
         with made_adapters(self.config.model_path, self._seed) as paths:
-            common: Flags = {**self._roomy[1], **settings(paths)}
+            common = {**self._roomy[1], **settings(paths)}
             if not self._adapted_alone:
                 num = len(self.questions)
                 found = await self._ask_alone(self._adapted[:num], common, paths)

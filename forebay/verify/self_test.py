@@ -9,6 +9,7 @@ from typing import Final
 
 from forebay.base import fault
 from forebay.verify.circumstances import Circumstance
+from forebay.verify.pictures import PICTURES
 from forebay.verify.run import Verification
 from forebay.verify.verdict import Verdict
 
@@ -16,7 +17,7 @@ from forebay.verify.verdict import Verdict
 @dataclass(frozen=True, slots=True)
 class PlantedFault:
     """A fault of `engine/loop/planted.py`, what it does, and the circumstance that must find it. A model without slots
-    of the kind `needs` cannot have it."""
+    of the kind `needs`, or without pictures, cannot have it."""
 
     name: str
     about: str
@@ -34,6 +35,7 @@ FAULTS: Final = (
     PlantedFault("stale_host_copy", "a stale host copy", "retracted to the host"),
     PlantedFault("chunk_altered", "a chunk altered after checking", "prefill and decode apart, tcp"),
     PlantedFault("adapter_of_neighbour", "an adapter's neighbour", "adapters beside the model"),
+    PlantedFault("delta_of_previous", "a picture's delta", "pictures beside texts", needs=PICTURES),
 )
 
 

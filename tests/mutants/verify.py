@@ -49,6 +49,13 @@ VERIFY = (
         "verify/test_shown.py::test_prompt_counts_as_come_over_if_the_decode_engine_computed_none_of_it",
     ),
     Mutant(
+        "C28 pictures count as shown for answers to pictures alone",
+        "verify/circumstances.py",
+        "bool(question.pictures) and touched(engines, question, answer)",
+        "touched(engines, question, answer)",
+        "verify/test_pictures.py::test_circumstance_with_pictures_counts_for_answers_to_pictures_beside_others",
+    ),
+    Mutant(
         "C28 blame names the settings that are needed, and no others",
         "verify/blame.py",
         "self.needed.append(self.others.pop())",

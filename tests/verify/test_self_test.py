@@ -14,6 +14,7 @@ from forebay.cli.main import main
 from forebay.cli.verify_self_test import exit_code
 from forebay.engine.loop.planted import PLANTS, plant_armed
 from forebay.verify.circumstances import Circumstance
+from forebay.verify.pictures import PICTURES
 from forebay.verify.run import Outcome, Verification
 from forebay.verify.self_test import FAULTS, Detection, Found, self_test
 from forebay.verify.verdict import Verdict
@@ -29,7 +30,7 @@ def test_each_planted_fault_replaces_a_method_and_has_a_circumstance_that_finds_
     known = {
         one.name for one in Verification({"model_path": str(small_model)}, num=2, max_tokens=8, seed=0).circumstances
     }
-    assert {one.circumstance for one in FAULTS} <= known
+    assert {one.circumstance for one in FAULTS if one.needs != PICTURES} <= known
     for name, make in PLANTS.items():
         planted = make()
         assert planted.faulty is not getattr(planted.owner, planted.name), name
@@ -49,6 +50,9 @@ def test_fault_that_does_not_exist_is_refused() -> None:
             plant_armed()
     finally:
         fault.disarm()
+
+
+KINDS = frozenset({"state", PICTURES})
 
 
 class FakeVerification(Verification):
@@ -78,7 +82,7 @@ async def found_of(verification: FakeVerification) -> dict[str, Found]:
 
 async def test_self_test_detects_what_differs_or_fails_and_misses_what_is_the_same() -> None:
     verification = FakeVerification(
-        Verdict.SAME, {"page_of_another": Verdict.DIFFERENT, "state_late": Verdict.FAILED}, frozenset({"state"})
+        Verdict.SAME, {"page_of_another": Verdict.DIFFERENT, "state_late": Verdict.FAILED}, KINDS
     )
     found = await found_of(verification)
     assert {name for name, result in found.items() if result is Found.DETECTED} == {"page_of_another", "state_late"}
@@ -93,12 +97,13 @@ async def test_self_test_does_not_count_a_circumstance_that_differs_or_is_left_o
     clean: Verdict, result: Found
 ) -> None:
     everything = dict.fromkeys(PLANTS, Verdict.DIFFERENT)
-    assert set((await found_of(FakeVerification(clean, everything, frozenset({"state"})))).values()) == {result}
+    assert set((await found_of(FakeVerification(clean, everything, KINDS))).values()) == {result}
 
 
 async def test_self_test_leaves_faults_of_states_out_where_a_model_has_none() -> None:
     found = await found_of(FakeVerification(Verdict.SAME, dict.fromkeys(PLANTS, Verdict.DIFFERENT)))
-    assert {name for name, result in found.items() if result is Found.LEFT_OUT} == {"state_late", "uncleared_slot"}
+    left_out = {name for name, result in found.items() if result is Found.LEFT_OUT}
+    assert left_out == {"state_late", "uncleared_slot", "delta_of_previous"}
 
 
 @pytest.mark.parametrize(
@@ -118,14 +123,15 @@ def test_self_test_exit_code_is_0_only_if_every_fault_that_may_be_is_detected(fo
 @pytest.mark.parametrize(
     ("like", "missing"),
     [
-        ("llama", {"state_late", "uncleared_slot"}),
-        ("gpt_oss", {"state_late", "uncleared_slot"}),
-        ("deepseek_v3", {"state_late", "uncleared_slot"}),
-        ("falcon_h1", set()),
-        ("qwen3_next", set()),
-        ("kimi_linear", set()),
-        ("jamba", set()),
-        ("lfm2", set()),
+        ("llama", {"state_late", "uncleared_slot", "delta_of_previous"}),
+        ("gpt_oss", {"state_late", "uncleared_slot", "delta_of_previous"}),
+        ("deepseek_v3", {"state_late", "uncleared_slot", "delta_of_previous"}),
+        ("falcon_h1", {"delta_of_previous"}),
+        ("qwen3_next", {"delta_of_previous"}),
+        ("kimi_linear", {"delta_of_previous"}),
+        ("jamba", {"delta_of_previous"}),
+        ("lfm2", {"delta_of_previous"}),
+        ("qwen3_5", set()),
     ],
 )
 def test_self_test_every_fault_is_detected_on_each_mixer(

@@ -124,6 +124,21 @@ def _adapter_of_neighbour() -> Planted:
     return Planted(StepInputs, "_admit", faulty)
 
 
+def _delta_of_previous() -> Planted:
+    """The rotary delta of a row is added to the one that the row had before."""
+    admit = StepInputs._admit
+
+    def faulty(self: StepInputs, sections: Sections) -> None:
+        deltas = self._rows.rope_delta
+        before = None if deltas is None else deltas.clone()
+        admit(self, sections)
+        if deltas is not None and before is not None:
+            rows = sections["admit_rows"]
+            deltas[rows] += before[rows]
+
+    return Planted(StepInputs, "_admit", faulty)
+
+
 PLANTS: Final[Mapping[str, Callable[[], Planted]]] = {
     "page_of_another": _page_of_another,
     **KIND_PLANTS,
@@ -133,4 +148,5 @@ PLANTS: Final[Mapping[str, Callable[[], Planted]]] = {
     "stale_host_copy": _stale_host_copy,
     "chunk_altered": _chunk_altered,
     "adapter_of_neighbour": _adapter_of_neighbour,
+    "delta_of_previous": _delta_of_previous,
 }
