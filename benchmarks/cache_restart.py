@@ -1,10 +1,16 @@
 """Time to the first token of a prompt after a restart, with and without the files of the prefix cache.
 
     python -m benchmarks.cache_restart --model MODEL --tokens 2000 8000
-    python -m benchmarks.cache_restart --made falcon_h1      # a hybrid with random weights
+    python -m benchmarks.cache_restart --made falcon_h1              # a hybrid with random weights
+    python -m benchmarks.cache_restart --made llama_8b --tokens 2000 8000 30000 --repeats 1
 
 Each case starts an engine anew and generates one token; with files an engine before it has computed the prompt. The
-time to save is that from its first token to its end, by which all of it is on the disk.
+time to save is that from its first token to its end, by which all of it is on the disk. Of the times without files the
+first is of that engine, which writes while it computes; with --repeats 1 there is no other.
+
+Models with random weights are made in bfloat16: `falcon_h1` and `qwen3_next` of about 100 million weights, `llama_135m`
+with the shape of the default model and 32,768 positions, and `llama_8b` with 2 of the 32 layers of Llama 3.1 8B and
+8,192 tokens: computing and copying both take a time in proportion to the layers.
 """
 
 from __future__ import annotations
@@ -17,8 +23,9 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final
 
-from benchmarks.hybrid_decode import MODELS, VOCAB, make_checkpoint
+from benchmarks.hybrid_decode import MODELS, VOCAB, write_checkpoint
 from forebay.base.units import human_bytes
 from forebay.config.resolve import resolve
 from forebay.engine.frames import AddRequest
@@ -27,6 +34,33 @@ from forebay.engine.loop.core import EngineCore, close
 from forebay.formats import prefix_files
 from forebay.requests.sampling_params import SamplingParams
 
+_LLAMA: Final = {
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 32_768,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": True,
+}
+MADE: Final[dict[str, dict[str, Any]]] = {
+    **{kind: {"model_type": kind, **config} for kind, config in MODELS.items()},
+    "llama_135m": {
+        **_LLAMA,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+    },
+    "llama_8b": {
+        **_LLAMA,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+}
 PARAMS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 
@@ -65,10 +99,12 @@ def measure(model: str | None, num_tokens: int, repeats: int) -> None:
     cold, warm, cached = [], [], 0
     folder = Path(tempfile.mkdtemp(prefix="forebay-cache-"))
     try:
-        _, _, save_s = first_token_s(model, prompt, folder)
+        seconds, _, save_s = first_token_s(model, prompt, folder)
+        cold.append(seconds)
         size = sum(path.stat().st_size for path in prefix_files.paths(folder))
-        for _ in range(repeats):
-            cold.append(first_token_s(model, prompt, None)[0])
+        for number in range(repeats):
+            if number:
+                cold.append(first_token_s(model, prompt, None)[0])
             seconds, cached, _ = first_token_s(model, prompt, folder)
             warm.append(seconds)
     finally:
@@ -83,13 +119,13 @@ def measure(model: str | None, num_tokens: int, repeats: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
-    parser.add_argument("--made", choices=[*MODELS], help="instead of --model")
+    parser.add_argument("--made", choices=[*MADE], help="instead of --model")
     parser.add_argument("--tokens", type=int, nargs="+", default=[2000, 8000])
     parser.add_argument("--repeats", type=int, default=2)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="forebay-made-") as made:
         if args.made:
-            make_checkpoint(args.made, Path(made))
+            write_checkpoint(MADE[args.made], Path(made))
         for num_tokens in args.tokens:
             measure(made if args.made else args.model, num_tokens, args.repeats)
 

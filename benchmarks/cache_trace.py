@@ -3,7 +3,7 @@
     python benchmarks/cache_trace.py                     # every configuration: a minute or so
     python benchmarks/cache_trace.py --shift             # each conversation behind a random number of tokens of its own
     python benchmarks/cache_trace.py --quick --turns     # few configurations, and the loss of each turn
-    python -m benchmarks.cache_trace --part 10           # device memory for a tenth, with and without a host tier
+    python -m benchmarks.cache_trace --part 10           # device memory for a tenth, with and without tiers
     python -m benchmarks.cache_trace --part 10 --engine  # the same with the embedded model, or --model
 
 The trace, token by token and seeded: 8 conversations of 10 turns over one system prompt (350 tokens), user turns of
@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import numpy.typing as npt
@@ -393,22 +394,26 @@ def print_parts(console: Console, trace: Sequence[Sequence[Turn]], part: int) ->
 
 
 def replay(model: str | None, trace: Sequence[Sequence[Turn]], part: int) -> None:
-    """Compute each prompt of the trace with a real engine, a turn of all conversations at a time, without and with a
-    host tier, and print prompt tokens per second."""
+    """Compute each prompt of the trace with a real engine, a turn of all conversations at a time, without a tier behind
+    the device, with one in host memory and with one in files, and print prompt tokens per second."""
     from forebay import LLM
     from forebay.requests.sampling_params import SamplingParams as Params
 
     num_tokens = sum(len(turns[-1].computed) for turns in trace)
     context = max(len(turns[-1].computed) for turns in trace) + 16
     params = Params(max_tokens=1, temperature=0.0, ignore_eos=True)
-    for host in (False, True):
-        with LLM(
-            model,
-            context_length=context,
-            max_running_requests=2,
-            max_total_tokens=max(num_tokens // part, context),
-            host_cache_bytes=(2 << 30) if host else 0,
-        ) as llm:
+    for tier in ("no tier", "a host tier", "files"):
+        with (
+            TemporaryDirectory(prefix="forebay-cache-") as folder,
+            LLM(
+                model,
+                context_length=context,
+                max_running_requests=2,
+                max_total_tokens=max(num_tokens // part, context),
+                host_cache_bytes=(2 << 30) if tier == "a host tier" else 0,
+                **({"prefix_cache_dir": folder} if tier == "files" else {}),
+            ) as llm,
+        ):
             llm.generate([{"prompt_token_ids": [1, 2, 3]}], params)
             begin, num_prompt, num_cached = time.perf_counter(), 0, 0
             for number in range(len(trace[0])):
@@ -418,7 +423,7 @@ def replay(model: str | None, trace: Sequence[Sequence[Turn]], part: int) -> Non
                     num_cached += output.cache.cached_tokens
             seconds = time.perf_counter() - begin
         print(
-            f"{'with' if host else 'without'} a host tier: {num_prompt:,} prompt tokens in {seconds:.1f} s, "
+            f"with {tier}: {num_prompt:,} prompt tokens in {seconds:.1f} s, "
             f"{num_prompt / seconds:,.0f} per second, {num_cached / num_prompt:.1%} cached",
             flush=True,
         )

@@ -264,11 +264,16 @@ def _bytes_of(cache: Any) -> tuple[int, int]:
 
 def make_checkpoint(kind: str, folder: Path) -> int:
     """Write a random model of the kind; how many weights it has."""
+    return write_checkpoint({"model_type": kind, **MODELS[kind]}, folder)
+
+
+def write_checkpoint(config: dict[str, Any], folder: Path) -> int:
+    """Write a model with this configuration and random weights in bfloat16; how many weights it has."""
     from forebay.families.model_config import config_from_folder
     from forebay.formats.safetensors import SINGLE_NAME
     from forebay.models.random_weights import write_random_weights
 
-    (folder / "config.json").write_text(json.dumps({"model_type": kind, "dtype": "bfloat16", **MODELS[kind]}))
+    (folder / "config.json").write_text(json.dumps({"dtype": "bfloat16", **config}))
     return write_random_weights(
         config_from_folder(folder), folder / SINGLE_NAME, dtype="bfloat16", seed=0, progress=lambda done, total: None
     )
