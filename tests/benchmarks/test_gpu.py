@@ -40,6 +40,7 @@ def test_gpu_kernels_fill_their_table_in_the_interpreter(
 ) -> None:
     pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
     from benchmarks import gpu_kernels
+    from tests.ops import triton_device  # noqa: F401 - its interpreter repeats less
 
     monkeypatch.setattr(sys, "argv", ["gpu_kernels", "--tiny", "--device", "cpu", "--limit", "1e9"])
     monkeypatch.setattr(gpu_kernels, "FORMS", {name: gpu_kernels.FORMS[name] for name in ("bfloat16", "MXFP4")})

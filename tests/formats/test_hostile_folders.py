@@ -234,6 +234,7 @@ NESTED = [
 ]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(("model_type", "nested"), NESTED, ids=lambda value: str(value)[:60])
 def test_wrong_types_within_a_configuration_are_refused_or_read(model_type, nested, tmp_path):
     sound = {**small_config(model_type, hidden_size=64, num_layers=2, vocab_size=64), **nested}

@@ -17,7 +17,7 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.formats.quantization import Quantization
 from tests.models.test_embedded import PATH
 
-SHORT = 192  # tokens
+SHORT = 96  # tokens
 
 embedded = pytest.mark.skipif(not PATH.is_file(), reason="the embedded model is not in the cache: make install")
 
