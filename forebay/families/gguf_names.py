@@ -42,6 +42,7 @@ _CONFIG_KEYS: Final = {
 }
 # Of some architectures these have an entry for each layer, or for each axis of a picture.
 _LISTS: Final = (
+    "activation_sparsity_scale",
     "attention.head_count_kv",
     "attention.recurrent_layers",
     "attention.sliding_window_pattern",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -50,6 +51,15 @@ class GgufStored:
         rows, width = self.shape
         codes = stored_codes(block.codes, (rows, width), lambda: lambda order: split(self._raw.take(order), block))
         return codes if self._order is None else codes.rows(self._order)
+
+    def part(self, first: int, stop: int) -> GgufStored:
+        """Return the rows from `first` up to `stop` of all matrices of the tensor, one below the other, as a matrix; of
+        a vector so many elements. They are in the file's order."""
+        if len(self.shape) == 1:
+            return GgufStored(self._stored, self._raw, (stop - first,), np.arange(first, stop))
+        rows = math.prod(self.shape[:-1])
+        raw = self._raw.reshape(rows, self._raw.nbytes // rows)
+        return GgufStored(self._stored, raw.part(first, stop), (stop - first, self.shape[-1]), None)
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
         """Decode the tensor as consecutive blocks of rows, float32."""

@@ -12,6 +12,8 @@ import torch
 from safetensors.numpy import load_file
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from forebay.base.errors import ModelError
+from forebay.families.checkpoint import open_checkpoint
 from tests.formats.gguf_files import write_gguf
 from tests.models.drive import Driver
 from tests.models.tiny import random_ids
@@ -28,6 +30,8 @@ ARCHITECTURES = {
     "qwen3": (gguf.MODEL_ARCH.QWEN3, False),
     "smollm3-gguf": (gguf.MODEL_ARCH.SMOLLM3, True),
     "olmo2": (gguf.MODEL_ARCH.OLMO2, False),
+    "glm": (gguf.MODEL_ARCH.CHATGLM, False),
+    "glm-no-biases-tied-whole-heads": (gguf.MODEL_ARCH.CHATGLM, False),
     "glm4": (gguf.MODEL_ARCH.GLM4, False),
     "phi3": (gguf.MODEL_ARCH.PHI3, False),
     "phi3-window-partial-tied": (gguf.MODEL_ARCH.PHI3, False),
@@ -90,7 +94,7 @@ def _metadata(config):
         metadata["attention.sliding_window"] = config.sliding_window
     if config.model_type == "phi3":
         metadata["attention.sliding_window"] = config.sliding_window or 0
-    if config.model_type in ("glm4", "phi3"):
+    if config.model_type in ("glm", "glm4", "phi3"):
         metadata["rope.dimension_count"] = int(config.head_dim * config.rope_parameters["partial_rotary_factor"])
     if config.model_type == "qwen3_moe":
         metadata["expert_count"] = config.num_experts
@@ -113,3 +117,31 @@ def test_a_converted_model_gives_the_logits_of_the_original(case, tiny, load, tm
     model = load(convert(original, case, tmp_path / "m.gguf"))
     (logits,) = Driver(model).step([(1, ids)])
     torch.testing.assert_close(logits, original.logits(ids), rtol=0, atol=1e-4)
+
+
+def joined(file: Path, path: Path, *, dropped: int = 0) -> Path:
+    """The file with queries, keys and values of each layer in one tensor, as converted from GLM 4's first release."""
+    reader = gguf.GGUFReader(file)
+    tensors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+    for kind in ("weight", "bias"):
+        for layer in range(3):
+            parts = [tensors.pop(f"blk.{layer}.attn_{part}.{kind}") for part in "qkv"]
+            tensors[f"blk.{layer}.attn_qkv.{kind}"] = np.concatenate(parts)[dropped:]
+    begin = "chatglm."
+    metadata = {
+        name.removeprefix(begin): field.contents() for name, field in reader.fields.items() if name.startswith(begin)
+    }
+    return write_gguf(path, metadata, tensors, architecture="chatglm")
+
+
+def test_glm_with_queries_keys_and_values_in_one_tensor_gives_the_logits_of_the_original(tiny, load, tmp_path):
+    original, ids = tiny("glm"), random_ids(40, seed=8)
+    path = joined(convert(original, "glm", tmp_path / "m.gguf"), tmp_path / "joined.gguf")
+    (logits,) = Driver(load(path)).step([(1, ids)])
+    torch.testing.assert_close(logits, original.logits(ids), rtol=0, atol=1e-4)
+
+
+def test_glm_with_too_few_rows_in_one_tensor_is_refused(tiny, tmp_path):
+    path = joined(convert(tiny("glm"), "glm", tmp_path / "m.gguf"), tmp_path / "joined.gguf", dropped=1)
+    with pytest.raises(ModelError, match="not 64 \\+ 2 x 32 rows"):
+        open_checkpoint(path)

@@ -7,6 +7,27 @@ _EXPERTS = "models/test_turned_experts.py::test_each_expert_has_the_values_of_it
 
 FORMATS = (
     Mutant(
+        "C31 a part of a GGUF tensor has the rows that were asked for",
+        "formats/gguf_tensor.py",
+        "GgufStored(self._stored, raw.part(first, stop), (stop - first, self.shape[-1]), None)",
+        "GgufStored(self._stored, raw.part(0, stop - first), (stop - first, self.shape[-1]), None)",
+        "models/test_gguf.py::test_glm_with_queries_keys_and_values_in_one_tensor_gives_the_logits_of_the_original",
+    ),
+    Mutant(
+        "C31 a part of a vector has the elements that were asked for",
+        "formats/gguf_tensor.py",
+        "GgufStored(self._stored, self._raw, (stop - first,), np.arange(first, stop))",
+        "GgufStored(self._stored, self._raw, (stop - first,), np.arange(stop - first))",
+        "models/test_gguf.py::test_glm_with_queries_keys_and_values_in_one_tensor_gives_the_logits_of_the_original",
+    ),
+    Mutant(
+        "C31 gates of Gemma 3n's sparse layers are cut where the file has it",
+        "families/gemma3n_text/gguf.py",
+        "return NormalDist().cdf(deviations)",
+        "return 0.0",
+        "models/test_gguf_gemma3n.py::test_metadata_of_gemma3n_say_what_the_configuration_said",
+    ),
+    Mutant(
         "C33 a group may write a file of packed weights only if it shares the folder",
         "base/trust.py",
         "if file.st_gid == folder.st_gid and _is_shared(folder):",
