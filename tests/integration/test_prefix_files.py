@@ -74,6 +74,22 @@ def test_c19_restart_has_the_prefix_again_and_gives_the_bits_of_a_cold_engine(ca
     assert again.token_ids == cold.token_ids
 
 
+@pytest.mark.parametrize(
+    ("case", "page_size", "kv_dtype"),
+    [("falcon_h1", 1, None), ("gpt_oss", 16, None), ("llama", 128, None), ("gpt_oss", 4, torch.int8)],
+)
+def test_c19_restart_with_any_page_and_8_bit_kv_gives_the_bits_of_a_cold_engine(
+    case: str, page_size: int, kv_dtype: torch.dtype | None, engines: Any
+) -> None:
+    path, prompt = shared_tiny(case).path, random_ids(140, seed=1)
+    rig = Rig(path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=256, kv_dtype=kv_dtype)
+    sizes = {"num_tokens": 512, "page_size": page_size}
+    cold = run(engines(rig, **sizes), prompt)
+    again = run(engines(rig, **sizes), prompt)
+    assert again.tiers.get("disk", 0) >= 139 // page_size * page_size - page_size * (case != "llama")
+    assert again.token_ids == cold.token_ids
+
+
 def test_restart_many_times_finds_each_prefix(llama: Rig, engines: Any) -> None:
     prompts = [random_ids(40, seed=seed) for seed in range(4)]
     cold = [run(llama.engine(**SIZES, page_size=4), prompt).token_ids for prompt in prompts]

@@ -317,6 +317,27 @@ def test_prompt_cache_retention_keeps_the_whole_prompt(
     assert all(word in refused.text for word in ("prompt_cache_retention", "in_memory", "24h"))
 
 
+@pytest.mark.parametrize(
+    ("hints", "ttl_s"),
+    [
+        ({"cache_control": {"type": "ephemeral", "ttl": "90s"}}, 90.0),
+        ({"cache_control": {"type": "ephemeral", "ttl": "9999h"}}, 86400.0),
+        ({"cache_control": {"type": "ephemeral"}}, 300.0),
+        ({"agent_hints": {"prefix_id": "a"}}, 0.0),
+    ],
+)
+def test_hints_of_an_agent_keep_the_whole_prompt(launch: Launch, hints: dict[str, Any], ttl_s: float) -> None:
+    server = launch()
+    chat(server, nvext=hints)
+    with server.client() as http:
+        refused = http.post(
+            "/v1/chat/completions", json={**CHAT, "nvext": {"cache_control": {"type": "x", "ttl": "1d"}}}
+        )
+    kept = [[(len(server.engine.submitted[0].prompt), ttl_s)]] if ttl_s else []
+    assert server.engine.retentions == kept
+    assert (refused.status_code, "nvext.cache_control" in refused.json()["error"]["param"]) == (400, True)
+
+
 @pytest.mark.parametrize("ttl", ["2h", 300, ""])
 def test_ttl_that_is_not_offered_is_refused_with_those_that_are(launch: Launch, ttl: Any) -> None:
     mark = {"type": "ephemeral", "ttl": ttl}

@@ -105,6 +105,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "tier": "Where cached prompts are: on the device, or in another tier.",
     "kept_until": "A Unix time; null where nothing is kept. A use of the prefix extends it.",
     "not_kept": "Why not all that was asked for is kept; null where it is.",
+    "nvext": "Hints of agents: with `cache_control` the prompt is kept, the others are ignored.",
     "prompt_cache_retention": "The prompt is kept for five minutes (`in_memory`) or a day (`24h`) after each use.",
     "ttl": "How long a marked prefix is kept after each use.",
     "choice": "The answer is one of these texts.",

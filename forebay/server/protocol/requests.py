@@ -28,7 +28,7 @@ from forebay.requests.sampling_params import (
     MAX_TOP_LOGPROBS,
 )
 from forebay.requests.transfers import MAX_ROOM
-from forebay.server.protocol.cache_control import CacheControl
+from forebay.server.protocol.cache_control import AgentHints, CacheControl
 from forebay.server.protocol.ignored import IGNORED, neutral, one_of
 from forebay.server.protocol.messages import Messages, Templated, Thinking, check_breakpoints, text_or_list
 from forebay.server.protocol.numbers import Numbered
@@ -168,6 +168,7 @@ class Choosing(Sampler, Structured):
     priority: Annotated[int, Field(ge=-(2**31), le=I32)] = 0
     cache_salt: CacheSalt | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    nvext: AgentHints | None = None
 
     @property
     def chosen(self) -> dict[str, Any]:

@@ -278,8 +278,8 @@ async def _serve(
             await server.grammars.check(server.client, asked.grammar, asked.field)
         with naming(source):
             made = await prompts()
-        if ttl_s := RETENTION_S[body.prompt_cache_retention]:
-            made = [_keeping(prompt, ttl_s) for prompt in made]
+        if any((body.prompt_cache_retention, body.nvext)):
+            made = [_keeping(prompt, body) for prompt in made]
         if watch.gone:
             raise ClientGone
         order = replace(order, params=await requested.complete(server, made, source))
@@ -324,8 +324,12 @@ def _receipt(server: ServerContext, order: Order, choice: Choice) -> Receipt:
     )
 
 
-def _keeping(prompt: Prompt, ttl_s: float) -> Prompt:
-    """Return a prompt that is kept as a whole for so many seconds, besides the client's marks."""
+def _keeping(prompt: Prompt, body: ChatRequest | CompletionRequest) -> Prompt:
+    """Return a prompt that is kept as a whole for as long as the client wants, besides its marks."""
+    hinted = 0.0 if body.nvext is None else body.nvext.ttl_s
+    ttl_s = max(RETENTION_S[body.prompt_cache_retention], hinted)
+    if not ttl_s:
+        return prompt
     return replace(prompt, retentions=(*prompt.retentions, RetentionRequest(len(prompt.token_ids), ttl_s)))
 
 
