@@ -54,6 +54,13 @@ TIERS = (
         "runtime/test_disk_store.py::test_c27_disk_store_any_error_of_its_thread_turns_it_off_and_no_fetch_waits",
     ),
     Mutant(
+        "C27 nothing is copied to files that can no longer be written",
+        _TIERS,
+        "if namespace is not None and tier.writable():",
+        "if namespace is not None and tier.writable:",
+        _FILES + "test_disk_that_is_full_turns_the_tier_off_with_one_line[write]",
+    ),
+    Mutant(
         "C30 what a check has dropped is dropped from files, too",
         _CHECKS,
         "            if tier.durable:  # what its tree has evicted may still be in a file\n",
