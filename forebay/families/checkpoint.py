@@ -16,7 +16,7 @@ import numpy.typing as npt
 from forebay.base.errors import ModelError
 from forebay.base.log import event, get_logger
 from forebay.families.architecture import Architecture
-from forebay.families.embedding import dense_files
+from forebay.families.embedding import dense_files, token_files
 from forebay.families.gguf_names import LONG_ROPE, ROPE_FACTORS, architecture_of, hf_name
 from forebay.families.model_config import Family, ModelConfig, config_from_folder, config_from_gguf, family
 from forebay.families.parts.mmproj.reader import open_mmproj
@@ -30,6 +30,7 @@ from forebay.formats.mmproj_files import mmproj_beside
 from forebay.formats.quantized import HEAD_BITS
 from forebay.formats.safetensors import MAX_CHECKPOINT_TENSORS, SafetensorsFile, checkpoint_files
 from forebay.formats.stored_tensor import StoredTensor
+from forebay.formats.torch_file import read_torch_file
 from forebay.formats.turned_experts import GATE_UP, TurnedMatrix, turned_experts
 from forebay.formats.weight_shapes import WeightShapes, kinds_of
 
@@ -170,8 +171,11 @@ class _FolderTensors:
 
 
 def _dense_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of the dense layers behind the pooling, by the folders that they are in."""
+    """Return the tensors of the dense layers behind the pooling, by the folders that they are in, and of those behind
+    each token, by their files."""
     tensors: dict[str, StoredTensor] = {}
+    for found in token_files(path):
+        tensors |= {f"{found.stem}.linear.{name}": tensor for name, tensor in read_torch_file(found).items()}
     for found in dense_files(path):
         file = SafetensorsFile(found)
         tensors |= {f"{found.parent.name}.{stored}": _PlainTensor(file, stored, whole=False) for stored in file.tensors}

@@ -225,6 +225,36 @@ def dense_files(path: Path) -> list[Path]:
     return files
 
 
+LEXICAL: Final = "sparse_linear"
+MULTI: Final = "colbert_linear"
+
+
+def token_files(path: Path) -> list[Path]:
+    """Return the files of layers behind each token of the checkpoint at `path`: a weight for words that match, and a
+    vector of each token, as BGE-M3 has them."""
+    names = (f"{layer}.pt" for layer in (LEXICAL, MULTI))
+    return [path / name for name in names if is_there(path / name)] if path.is_dir() else []
+
+
+def token_layers(path: Path) -> tuple[Dense, ...]:
+    """Return the layers behind each token of the checkpoint in the folder `path`, by the names of their files. Raises
+    ModelError for files without such a layer."""
+    from forebay.formats.torch_file import read_torch_file
+
+    found = []
+    for file in token_files(path):
+        shapes = {name: tensor.shape for name, tensor in read_torch_file(file).items()}
+        outputs, inputs = shapes.get("weight", ()) if len(shapes.get("weight", ())) == 2 else (0, 0)
+        if shapes != {"weight": (outputs, inputs), "bias": (outputs,)} or not _is_size(outputs):
+            raise ModelError(
+                f"{file}: it has {brief(shapes)}; a layer has a weight and a bias of up to {_MAX_OUTPUTS:,}"
+            )
+        if file.stem == LEXICAL and outputs != 1:
+            raise ModelError(f"{file}: it has {outputs} outputs; a token has one weight")
+        found.append(Dense(folder=file.stem, inputs=inputs, outputs=outputs, bias=True, activation=""))
+    return tuple(found)
+
+
 def _folder_of(path: Path, module: dict[str, Any]) -> Path:
     name = module.get("path")
     if not isinstance(name, str) or not name or Path(name).name != name:

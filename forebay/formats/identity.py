@@ -8,7 +8,8 @@ from typing import Final
 
 from forebay.formats.gguf_parts import model_file, part_paths
 
-_NAMES: Final = ("config.json", "*.safetensors", "*/*.safetensors")  # in folders: parts behind the pooling
+# The last two are parts behind the layers.
+_NAMES: Final = ("config.json", "*.safetensors", "*/*.safetensors", "*_linear.pt")
 _HEAD_BYTES: Final = 64 << 10
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4 << 10

@@ -100,6 +100,36 @@ class Head:
         return x
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointHeadSpec:
+    """Layers side by side behind each token, whose outputs follow one another."""
+
+    layers: tuple[HeadLayerSpec, ...]
+    what: str
+
+    @property
+    def equation(self) -> str:
+        """Return what it computes of a hidden state x."""
+        return "; ".join(f"{layer.equation('x')}  ({layer.outputs:,} {self.what})" for layer in self.layers)
+
+    def build(self, parts: Parts) -> JointHead:
+        """Return the head with its weights."""
+        return JointHead(self, parts)
+
+
+class JointHead:
+    """The layers of a `JointHeadSpec`, side by side."""
+
+    def __init__(self, spec: JointHeadSpec, parts: Parts) -> None:
+        self._layers = [layer.build(parts) for layer in spec.layers]
+
+    def __call__(self, chosen: Tensor) -> Tensor:
+        """chosen [N, H] -> [N, outputs of all layers] float32. A row's bits do not depend on the other rows."""
+        if not len(chosen):
+            return chosen.new_empty(0, sum(layer.num_outputs for layer in self._layers), dtype=torch.float32)
+        return torch.stack([torch.cat([layer(row) for layer in self._layers]) for row in chosen.float()])
+
+
 _OF_HEADS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
     "": lambda x: x,
     "tanh": torch.tanh,

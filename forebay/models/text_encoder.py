@@ -19,7 +19,7 @@ from forebay.layers.adapters import Adapters
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.disentangled_attention import DistancesSpec
-from forebay.layers.encoder_head import HeadLayerSpec, HeadSpec
+from forebay.layers.encoder_head import HeadLayerSpec, HeadSpec, JointHeadSpec
 from forebay.layers.encoder_layer import EncoderLayerSpec
 from forebay.layers.encoder_mlp import EncoderMlpSpec
 from forebay.layers.norms import NormSpec, build_norm, layer_norm_spec, norm_name
@@ -44,7 +44,7 @@ class TextEncoderSpec:
     norm_eps: float = 0.0
     bias: ScoreBiasSpec | None = None
     distances: DistancesSpec | None = None
-    head: HeadSpec | None = None
+    head: HeadSpec | JointHeadSpec | None = None
 
     def equations(self) -> Iterator[str]:
         """Yield what it computes, line by line: x is a token's stream, and in the end its hidden state."""
@@ -129,7 +129,7 @@ def layer_spec(config: TextEncoderConfig, layer: str, names: LayerNames) -> Enco
     )
 
 
-MakeHead = Callable[[TextEncoderConfig], HeadSpec | None]
+MakeHead = Callable[[TextEncoderConfig], HeadSpec | JointHeadSpec | None]
 
 
 def bert_spec(config: ModelConfig, head: MakeHead, names: LayerNames = BERT_NAMES) -> TextEncoderSpec:
@@ -175,7 +175,7 @@ def embeddings_spec(config: TextEncoderConfig) -> TextEmbeddingsSpec:
 
 def head_spec(
     config: TextEncoderConfig, *, dense: str = "", output: str = "classifier", activation: str = "tanh"
-) -> HeadSpec | None:
+) -> HeadSpec | JointHeadSpec | None:
     """Describe the head. That of a text has a layer `dense` before its `output`; that of tokens has neither, and its
     output is `classifier`."""
     width = config.hidden_size
@@ -185,12 +185,16 @@ def head_spec(
     return head_behind(config, (before,), output)
 
 
-def head_behind(config: TextEncoderConfig, layers: tuple[HeadLayerSpec, ...], output: str) -> HeadSpec | None:
+def head_behind(
+    config: TextEncoderConfig, layers: tuple[HeadLayerSpec, ...], output: str
+) -> HeadSpec | JointHeadSpec | None:
     """Describe the classification head with these `layers` before its `output`; of a model without labels the dense
-    layers behind the pooling, None without any."""
+    layers behind the pooling, or those behind each token; None without any."""
     if config.head is not Head.NONE:
         last = HeadLayerSpec(name=output, inputs=config.hidden_size, outputs=len(config.labels))
         return HeadSpec(layers=(*layers, last), what="labels")
+    if config.token_layers:
+        return JointHeadSpec(layers=tuple(map(_dense_spec, config.token_layers)), what="of each token")
     return HeadSpec(layers=tuple(map(_dense_spec, config.dense)), what="numbers") if config.dense else None
 
 

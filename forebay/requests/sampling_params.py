@@ -65,11 +65,13 @@ class PoolingKind(StrEnum):
 class Pooling(msgspec.Struct, frozen=True, array_like=True):
     """The result of a prompt that generates no tokens: a vector of float32, the hidden state behind the last
     norm; or with `token_ids`, where the last token is pooled, the log-probabilities of these behind it; or with
-    `head` what the model's head makes of the vector, or of each token's: logits of labels, or another vector."""
+    `head` what the model's head makes of the vector, or of each token's: logits of labels, or another vector, of which
+    `outputs` says from where to where, if that is not all."""
 
     kind: PoolingKind
     token_ids: tuple[int, ...] = ()
     head: bool = False
+    outputs: tuple[int, int] | None = None
 
 
 ALIASES: Final = {"max_new_tokens": "max_tokens"}  # by the name that SGLang's and transformers' users write
@@ -282,6 +284,8 @@ class SamplingParams(Numbers, metaclass=_CheckedAtConstruction, frozen=True, kw_
             )
         if pooling.token_ids and pooling.head:
             raise InvalidRequest("tokens are scored, or a head is applied, not both: leave one out", param="pooling")
+        if pooling.outputs and not (pooling.head and 0 <= pooling.outputs[0] < pooling.outputs[1]):
+            raise InvalidRequest(f"{pooling.outputs} are no outputs of a head: leave them out", param="pooling")
         _at_most("token_ids", len(pooling.token_ids), MAX_SCORED_TOKEN_IDS)
 
 

@@ -62,6 +62,10 @@ def _check_kind(req: Request, config: SchedulerConfig) -> None:
         raise InvalidRequest(
             "this model has no classification head: send texts to /v1/embeddings or /v1/rerank", code="no_labels"
         )
+    if pooling and pooling.outputs and pooling.outputs[1] > config.head_outputs:
+        raise InvalidRequest(
+            f"outputs {pooling.outputs} were asked for; this model's head has {config.head_outputs}", code="no_labels"
+        )
 
 
 def nothing_may_follow(req: Request) -> InvalidRequest | None:

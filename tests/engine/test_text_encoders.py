@@ -14,9 +14,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from forebay.base.errors import ConfigError, GenerationError, InvalidRequest
+from forebay.base.errors import ConfigError, GenerationError, InvalidRequest, ModelError
+from forebay.engine.client.embedding import Texts
 from forebay.engine.client.llm import LLM
 from forebay.engine.client.writing import output_of
+from forebay.families.model_config import config_from_folder
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from tests.kernels import NATIVE
 from tests.models.text_encoders import VOCAB, TinyEncoder, make_encoder, some_ids, write_tokenizer
@@ -135,6 +137,53 @@ def test_text_encoder_refuses_generation_and_long_texts_with_what_it_can_do(llm:
 def test_text_encoder_start_with_a_decoders_setting_is_refused(folder: Path, setting: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=f"{named}.*makes vectors and scores of texts"):
         LLM(str(folder), **SETTINGS, **setting)
+
+
+def with_token_layers(folder: Path, hidden_size: int) -> dict[str, torch.nn.Linear]:
+    """Write the layers behind each token that BGE-M3 has."""
+    generator = torch.Generator().manual_seed(4)
+    layers = {"sparse_linear": torch.nn.Linear(hidden_size, 1), "colbert_linear": torch.nn.Linear(hidden_size, 20)}
+    for name, layer in layers.items():
+        for values in layer.parameters():
+            values.data.normal_(0, 0.3, generator=generator)
+        torch.save(layer.state_dict(), folder / f"{name}.pt")
+    return layers
+
+
+def test_tokens_have_the_weights_and_the_vectors_of_the_layers_behind_them(tmp_path: Path) -> None:
+    oracle = make_encoder("xlm_roberta", tmp_path)
+    write_tokenizer(tmp_path)
+    layers = with_token_layers(tmp_path, 48)
+    with LLM(str(tmp_path), **SETTINGS) as llm:
+        texts, ids = Texts.of(str(tmp_path), "cls"), [llm.tokenizer.encode(text) for text in TEXTS]
+        outputs = [output_of(each, llm.tokenizer) for each in ids]
+
+        def ask(task: str) -> list[bytes]:
+            updates = llm._engine.pool(outputs, texts.of_each_token(task), False)
+            return [update.vector for update in updates]
+
+        for each, weights, vectors in zip(ids, ask("token_classify"), ask("token_embed"), strict=True):
+            hidden = oracle.hidden(each)
+            expected = torch.relu(layers["sparse_linear"](hidden)).flatten()
+            np.testing.assert_allclose(texts.word_weights(weights), expected.detach(), rtol=0, atol=1e-4)
+            vector = torch.nn.functional.normalize(layers["colbert_linear"](hidden[1:]), dim=1)
+            np.testing.assert_allclose(texts.token_vectors(vectors, 48), vector.detach(), rtol=0, atol=1e-4)
+        whole = llm.embed(TEXTS[0])[0].embedding
+        mean = torch.nn.functional.normalize(oracle.hidden(ids[0]).mean(dim=0), dim=0)
+        np.testing.assert_allclose(whole, mean, rtol=0, atol=1e-4)
+        with pytest.raises(GenerationError, match="this model's head has 21"):
+            llm._engine.pool(outputs[:1], SamplingParams.of_pooling(Pooling(PoolingKind.ALL, (), True, (0, 22))), False)
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"), [(torch.nn.Linear(47, 1), "47 inputs"), (torch.nn.Linear(48, 2), "one weight"), (None, "bias")]
+)
+def test_layers_behind_tokens_that_do_not_fit_are_refused(tmp_path: Path, layer: Any, why: str) -> None:
+    make_encoder("xlm_roberta", tmp_path)
+    state = {"weight": torch.zeros(1, 48)} if layer is None else layer.state_dict()
+    torch.save(state, tmp_path / "sparse_linear.pt")
+    with pytest.raises(ModelError, match=why):
+        config_from_folder(tmp_path)
 
 
 def labelled(folder: Path, head: str, num_labels: int) -> TinyEncoder:

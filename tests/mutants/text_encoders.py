@@ -82,8 +82,8 @@ TEXT_ENCODERS = (
     Mutant(
         "C28 the weights of dense layers belong to the identity of a checkpoint",
         "formats/identity.py",
-        ', "*/*.safetensors")',
-        ")",
+        ', "*/*.safetensors", "*_linear.pt")',
+        ', "*_linear.pt")',
         "transfer/test_layout.py::test_weights_are_told_apart_by_any_of_their_samples",
     ),
     Mutant(
@@ -148,6 +148,20 @@ TEXT_ENCODERS = (
         "device=parts.weights.device).abs()",
         "device=parts.weights.device)",
         _HIDDEN,
+    ),
+    Mutant(
+        "C33 the pickle in a file of tensors names tensors alone",
+        "formats/torch_file.py",
+        "    if name not in _KNOWN:\n",
+        "    if False:\n",
+        "formats/test_torch_file.py::test_c33_torch_file_with_anything_but_tensors_is_refused_and_never_run[module]",
+    ),
+    Mutant(
+        "C28 C29 tokens have the outputs of the layer that was asked for",
+        "runtime/sampling/pooling.py",
+        "slice(*outputs)",
+        "slice(0, outputs[1] - outputs[0])",
+        _VECTORS + "test_tokens_have_the_weights_and_the_vectors_of_the_layers_behind_them",
     ),
     Mutant(
         "C28 a text is computed whole, in one step",

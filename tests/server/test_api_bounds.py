@@ -35,6 +35,7 @@ from forebay.server.api.openai.embeddings_request import (
     ScoreRequest,
     TeiEmbedRequest,
     TeiPredictRequest,
+    TeiSparseRequest,
 )
 from forebay.server.api.openai.responses_items import MessageItem
 from forebay.server.api.openai.seals import Seals
@@ -72,6 +73,7 @@ MINIMAL: dict[type[Any], dict[str, Any]] = {
     ClassifyRequest: {"input": "a"},
     PoolingRequest: {"input": "a"},
     TeiEmbedRequest: {"inputs": "a"},
+    TeiSparseRequest: {"inputs": "a"},
     TeiPredictRequest: {"inputs": "a"},
 }
 
@@ -132,6 +134,7 @@ def test_top_logprobs_of_ollama_are_at_most_20() -> None:
         (ClassifyRequest, "input"),
         (PoolingRequest, "input"),
         (TeiEmbedRequest, "inputs"),
+        (TeiSparseRequest, "inputs"),
         (TeiPredictRequest, "inputs"),
     ],
 )

@@ -37,6 +37,7 @@ from forebay.server.api.openai.embeddings_request import (
     ScoreRequest,
     TeiEmbedRequest,
     TeiPredictRequest,
+    TeiSparseRequest,
 )
 from forebay.server.api.openai.responses_request import CompactRequest, InputTokensRequest, ResponsesRequest
 from forebay.server.api.sglang.generate import NativeRequest
@@ -94,6 +95,7 @@ VALID: dict[type[Strict], dict[str, Any]] = {
     ClassifyRequest: {"input": "hello"},
     PoolingRequest: {"input": "hello"},
     TeiEmbedRequest: {"inputs": "hello"},
+    TeiSparseRequest: {"inputs": "hello"},
     TeiPredictRequest: {"inputs": "hello"},
     DetokenizeRequest: {"tokens": [5]},
     PauseRequest: {},

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from forebay.engine.client.embedding import Encoder, Texts, as_type
+from forebay.engine.client.embedding import Encoder, Texts, as_type, unweighed_ids
 from forebay.families.embedding import Embedding
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from tests.server.conftest import MODEL, Running, start
@@ -111,6 +111,40 @@ def test_score_text_encoder_without_a_head_compares_vectors(embedder: Running) -
     assert data[1]["score"] < 1.0
 
 
+@pytest.fixture(scope="module")
+def weigher(tokenizer, patience: None) -> Iterator[Running]:
+    model = replace(MODEL, texts=texts(replace(PLAIN, lexical=(0, 1)), prompts=PROMPTS))
+    server = start(tokenizer, lambda: FakeEngine(num_labels=1), model=model)
+    yield server
+    server.close()
+
+
+def words_of(tokenizer: Any, text: str) -> dict[int, float]:
+    """What the fake engine gives each token, without those around a text."""
+    ids = set(tokenizer.encode(text)) - unweighed_ids(tokenizer)
+    weights = {token: float(np.float32(0.1 * (token % 7))) for token in sorted(ids)}
+    return {token: weight for token, weight in weights.items() if weight}
+
+
+def test_embed_sparse_each_word_has_its_weight_once(weigher: Running) -> None:
+    asked = ["hello world hello", "x"]
+    answer = post(weigher, "/embed_sparse", inputs=asked).json()
+    assert [{word["index"]: word["value"] for word in words} for words in answer] == [
+        words_of(weigher.tokenizer, text) for text in asked
+    ]
+    assert post(weigher, "/embed_sparse", inputs="x").json() == answer[1:]
+    wanted = SamplingParams.of_pooling(Pooling(PoolingKind.ALL, head=True, outputs=(0, 1)))
+    assert weigher.engine.submitted[-1].params == wanted
+    named = post(weigher, "/embed_sparse", inputs="x", prompt_name="query").json()
+    assert {word["index"]: word["value"] for word in named[0]} == words_of(weigher.tokenizer, "find: x")
+
+
+def test_pooling_token_classify_has_the_weight_of_each_word(weigher: Running) -> None:
+    (entry,) = post(weigher, "/pooling", input="hello hello", task="token_classify").json()["data"]
+    ids = [token for token in weigher.tokenizer.encode("hello hello") if token not in unweighed_ids(weigher.tokenizer)]
+    assert entry["data"] == [[float(np.float32(0.1 * (token % 7)))] for token in ids]
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_pooling_each_token_has_a_vector(embedder: Running, packed: bool) -> None:
     asked = {"encoding_format": "base64"} if packed else {}
@@ -163,6 +197,10 @@ REFUSED = {
         "unsupported_field",
     ),
     "prompt": ("embedder", "/v1/embeddings", {"input": "a", "prompt_name": "passage"}, "unknown_prompt"),
+    "no weights": ("embedder", "/embed_sparse", {"inputs": "a"}, "no_token_weights"),
+    "no token weights": ("ranker", "/pooling", {"input": "a", "task": "token_classify"}, "no_token_weights"),
+    "other task": ("embedder", "/pooling", {"input": "a", "task": "classify"}, "invalid_value"),
+    "no prompt": ("weigher", "/embed_sparse", {"inputs": "a", "prompt_name": "passage"}, "unknown_prompt"),
     "not normal": ("embedder", "/embed", {"inputs": "a", "normalize": False}, "invalid_value"),
 }
 

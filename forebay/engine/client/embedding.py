@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.base.errors import InvalidRequest, brief
-from forebay.families.embedding import MODULES, Embedding, embedding_of
+from forebay.families.embedding import LEXICAL, MODULES, MULTI, Embedding, embedding_of
 from forebay.families.model_config import ModelConfig, config_from_folder
 from forebay.families.parts.text_encoder import Head, TextEncoderConfig
 from forebay.formats.files import is_there
@@ -30,12 +31,16 @@ JUDGE: Final = (
 )
 INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
 _ANSWERS: Final = ("yes", "no")
+TOKEN_EMBED: Final = "token_embed"
+TOKEN_CLASSIFY: Final = "token_classify"
+_UNWEIGHED: Final = ("bos_token", "cls_token", "eos_token", "sep_token", "pad_token", "unk_token")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoder:
     """A text encoder: its type, the kinds of its tokens, and the labels of its head, of each token or of a text whose
-    tokens `head_pooling` reduces. `independent`: each label has a probability of its own."""
+    tokens `head_pooling` reduces. `independent`: each label has a probability of its own. `lexical` and `multi` are
+    the outputs of the layers behind each token that give its weight and its vector, None without such a layer."""
 
     model_type: str
     vocab_size: int
@@ -44,12 +49,16 @@ class Encoder:
     of_tokens: bool = False
     head_pooling: PoolingKind = PoolingKind.CLS
     independent: bool = False
+    lexical: tuple[int, int] | None = None
+    multi: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, config: ModelConfig) -> Encoder | None:
         """Return the encoder of a configuration; None for a decoder."""
         if not isinstance(config, TextEncoderConfig):
             return None
+        ends = [0, *accumulate(layer.outputs for layer in config.token_layers)]
+        parts = dict(zip((layer.folder for layer in config.token_layers), pairwise(ends), strict=True))
         return cls(
             model_type=config.model_type,
             vocab_size=config.vocab_size,
@@ -58,6 +67,8 @@ class Encoder:
             of_tokens=config.head is Head.TOKENS,
             head_pooling=PoolingKind.MEAN if config.head_mean else PoolingKind.CLS,
             independent=config.independent_labels,
+            lexical=parts.get(LEXICAL),
+            multi=parts.get(MULTI),
         )
 
     @property
@@ -72,7 +83,8 @@ class Encoder:
             return "scores of pairs (/v1/rerank, /v1/score)"
         if self.labels:
             return f"{len(self.labels)} labels {'of tokens' if self.of_tokens else 'of texts'} (/classify)"
-        return "vectors (/v1/embeddings) and scores by their nearness (/v1/rerank)"
+        also = ", weights of words (/embed_sparse)" if self.lexical else ""
+        return f"vectors (/v1/embeddings){also} and scores by their nearness (/v1/rerank)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,6 +173,34 @@ class Texts:
             values = values / (np.linalg.norm(values) or 1.0)
         return values.astype(np.float32)
 
+    def of_each_token(self, task: str) -> SamplingParams:
+        """Return the parameters of a text whose tokens have a weight each (`token_classify`) or a vector
+        (`token_embed`). Raises InvalidRequest for a model without that."""
+        encoder = self.encoder
+        outputs = None if encoder is None else encoder.lexical if task == TOKEN_CLASSIFY else encoder.multi
+        if outputs is None and task == TOKEN_CLASSIFY:
+            raise InvalidRequest(
+                f"this model has no weights of tokens ({LEXICAL}.pt): ask it for {self.does}",
+                code="no_token_weights",
+                param="model",
+            )
+        return SamplingParams.of_pooling(Pooling(PoolingKind.ALL, head=outputs is not None, outputs=outputs))
+
+    def word_weights(self, data: bytes) -> npt.NDArray[np.float64]:
+        """Return the weight of each token, which is 0 or more, [tokens]."""
+        weights: npt.NDArray[np.float64] = np.frombuffer(data, dtype="<f4").astype(np.float64)
+        return weights.clip(min=0.0)
+
+    def token_vectors(self, data: bytes, width: int) -> npt.NDArray[np.float32]:
+        """Return the vector of each token, of `width` numbers; of a model with layers for that of length 1, and without
+        the first token's (BGE-M3)."""
+        if self.encoder is None or self.encoder.multi is None:
+            return np.frombuffer(data, dtype="<f4").reshape(-1, width)
+        first, end = self.encoder.multi
+        values = np.frombuffer(data, dtype="<f4").astype(np.float64).reshape(-1, end - first)[1:]
+        lengths = np.linalg.norm(values, axis=1, keepdims=True)
+        return (values / np.where(lengths == 0, 1.0, lengths)).astype(np.float32)
+
     def labels(self) -> SamplingParams:
         """Return the parameters of a text that is classified. Raises InvalidRequest for a model without a head."""
         encoder = self.encoder
@@ -202,6 +242,13 @@ class Texts:
             tokens = tuple(ids[0] for ids in spelled)
         check_token_ids("true_token_id", tokens, vocab_size)
         return SamplingParams.of_pooling(Pooling(PoolingKind.LAST, tokens))
+
+
+def unweighed_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the ids that have no weight as words: those around a text, of padding, and of what is unknown."""
+    spelled = [tokenizer.special_names[name] for name in _UNWEIGHED if name in tokenizer.special_names]
+    found = [tokenizer.encode(word, add_special_tokens=False, parse_special=True) for word in spelled]
+    return frozenset({*tokenizer.encode(""), *(ids[0] for ids in found if len(ids) == 1)})
 
 
 def check_dimensions(dimensions: int | None, most: int) -> None:

@@ -17,7 +17,7 @@ from forebay.config.resolve import Survey
 from forebay.engine.lifecycle.model_shape import Shape, read_shape
 from forebay.engine.lifecycle.served_files import check_served_files
 from forebay.engine.lifecycle.sizing import memory_demand
-from forebay.families.embedding import embedding_of
+from forebay.families.embedding import LEXICAL, MULTI, embedding_of
 from forebay.families.model_config import ModelConfig
 from forebay.formats.adapters import PICKLED_NAME, WEIGHTS_NAME, WHY_NOT_PICKLED, AdapterFiles, open_adapter
 from forebay.formats.files import MAX_SMALL_BYTES
@@ -140,7 +140,8 @@ def _weight_names(repository: Repository, path: Path) -> list[str]:
             "one, or a GGUF file, or save it with transformers (AutoTokenizer.from_pretrained, save_pretrained)"
         )
     dense = [f"{layer.folder}/{SINGLE_NAME}" for layer in embedding_of(path).dense]
-    return [*(weight_files(path) if INDEX_NAME in repository.files else [SINGLE_NAME]), *dense]
+    of_tokens = [name for name in (f"{LEXICAL}.pt", f"{MULTI}.pt") if name in repository.files]
+    return [*(weight_files(path) if INDEX_NAME in repository.files else [SINGLE_NAME]), *dense, *of_tokens]
 
 
 def _check_fits(path: Path, resolved: Callable[[Survey], Config]) -> None:

@@ -25,7 +25,7 @@ from forebay.config.rules import value_bytes
 from forebay.engine.lifecycle.drafting import assistant_of, draft_model_of, drafter_of
 from forebay.engine.lifecycle.packed_cache import PackedCache, why_not_cached
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
-from forebay.families.embedding import dense_files
+from forebay.families.embedding import dense_files, token_files
 from forebay.formats.files import open_regular
 from forebay.formats.gguf_parts import model_file, part_paths
 from forebay.formats.safetensors import checkpoint_files
@@ -80,7 +80,9 @@ class Seen(NamedTuple):
 def weight_paths(path: Path) -> list[Path]:
     """Return the files of weights of the model at `path`. Raises ModelError if one of safetensors is missing."""
     path = model_file(path)
-    return part_paths(path) if path.suffix == ".gguf" else [*checkpoint_files(path), *dense_files(path)]
+    if path.suffix == ".gguf":
+        return part_paths(path)
+    return [*checkpoint_files(path), *dense_files(path), *token_files(path)]
 
 
 class EngineWeights:

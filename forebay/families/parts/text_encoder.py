@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.base.errors import ModelError
-from forebay.families.embedding import Dense, dense_layers
+from forebay.families.embedding import Dense, dense_layers, token_layers
 from forebay.families.fields import MAX_LAYERS, Fields
 from forebay.families.model_config import ModelConfig
 from forebay.families.rope import rope_theta_and_scaling
@@ -46,7 +46,8 @@ class TextEncoderConfig(ModelConfig):
     their own, 0 for none. `position_offset`: rows of the table of positions in front of that of the first token.
     `labels` are those of the `head`, which reads the first token of a text, or with `head_mean` the mean of all.
     `independent_labels`: each label has a probability of its own, instead of a share of 1. `dense` are layers behind
-    the pooling of a text; a model with a head has none."""
+    the pooling of a text; a model with a head has none. `token_layers` are layers behind each token, of a model with
+    neither (BGE-M3, arXiv 2402.03216, section 3.2)."""
 
     activation: str = "gelu"
     num_types: int = 0
@@ -56,6 +57,7 @@ class TextEncoderConfig(ModelConfig):
     head_mean: bool = False
     independent_labels: bool = False
     dense: tuple[Dense, ...] = ()
+    token_layers: tuple[Dense, ...] = ()
 
     @property
     def is_text_encoder(self) -> bool:
@@ -64,7 +66,9 @@ class TextEncoderConfig(ModelConfig):
 
     @property
     def head_outputs(self) -> int:
-        """Return the number of labels, or the outputs of the last dense layer."""
+        """Return the number of labels, or the outputs of the last dense layer, or of all layers behind each token."""
+        if self.token_layers:
+            return sum(layer.outputs for layer in self.token_layers)
         return self.dense[-1].outputs if self.dense else len(self.labels)
 
     @property
@@ -73,14 +77,16 @@ class TextEncoderConfig(ModelConfig):
         return self.dense[-1].outputs if self.dense else self.hidden_size
 
     def in_folder(self, folder: Path) -> TextEncoderConfig:
-        """Return it with the dense layers in the folder. Raises ModelError for one that takes no hidden state."""
+        """Return it with the dense layers in the folder, or those behind each token. Raises ModelError for one that
+        takes no hidden state."""
         dense = dense_layers(folder) if self.head is Head.NONE else ()
-        if dense and dense[0].inputs != self.hidden_size:
-            raise ModelError(
-                f"{folder}: {dense[0].folder} has {dense[0].inputs} inputs; hidden states have {self.hidden_size} "
-                "numbers"
-            )
-        return replace(self, dense=dense)
+        of_tokens = token_layers(folder) if self.head is Head.NONE and not dense else ()
+        for layer in (*dense[:1], *of_tokens):
+            if layer.inputs != self.hidden_size:
+                raise ModelError(
+                    f"{folder}: {layer.folder} has {layer.inputs} inputs; hidden states have {self.hidden_size} numbers"
+                )
+        return replace(self, dense=dense, token_layers=of_tokens)
 
     @property
     def num_ids(self) -> int:

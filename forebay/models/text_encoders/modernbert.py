@@ -5,7 +5,7 @@ from dataclasses import replace
 from forebay.families.model_config import ModelConfig
 from forebay.families.text_encoders.modernbert import ModernBertConfig
 from forebay.families.transformer import SLIDING
-from forebay.layers.encoder_head import HeadLayerSpec, HeadSpec
+from forebay.layers.encoder_head import HeadLayerSpec, HeadSpec, JointHeadSpec
 from forebay.layers.encoder_layer import EncoderLayerSpec
 from forebay.layers.norms import LayerNormSpec, layer_norm_spec
 from forebay.layers.rotary import RopeSpec
@@ -62,7 +62,7 @@ def _layer(config: ModernBertConfig, number: int) -> EncoderLayerSpec:
     )
 
 
-def _head(config: ModernBertConfig) -> HeadSpec | None:
+def _head(config: ModernBertConfig) -> HeadSpec | JointHeadSpec | None:
     before = HeadLayerSpec(
         name="head.dense",
         inputs=config.hidden_size,

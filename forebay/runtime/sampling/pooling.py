@@ -122,7 +122,9 @@ class Pooler:
         """The numbers of a prompt, one behind the other: its vector, or what the model's head makes of it."""
         vector = tenant.vector(last)
         if tenant.pooling.head:
-            return self._logits(vector.view(-1, vector.shape[-1])).flatten()
+            made = self._logits(vector.view(-1, vector.shape[-1]))
+            outputs = tenant.pooling.outputs or (0, made.shape[1])
+            return made[:, slice(*outputs)].flatten()
         return vector.flatten()
 
     def _scores(self, whole: list[tuple[_Tenant, Tensor]]) -> list[Tensor]:

@@ -1,28 +1,31 @@
-"""The routes of text encoders: /classify, /pooling, and those of text-embeddings-inference, /embed and /predict."""
+"""The routes of text encoders: /classify, /pooling, and those of text-embeddings-inference, /embed, /embed_sparse and
+/predict."""
 
 from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from starlette.requests import Request
 from starlette.responses import Response
 
 from forebay.base.errors import InvalidRequest
-from forebay.engine.client.embedding import check_dimensions
+from forebay.engine.client.embedding import TOKEN_CLASSIFY, Texts, check_dimensions, unweighed_ids
 from forebay.http.route import Access, Forward, Route
-from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.server.api.core.pooled import INLINE_NUMBERS, PooledUsage, embedded, encoded, pooled
+from forebay.server.api.core.prompts import naming
 from forebay.server.api.openai.embeddings_request import (
     ClassifyRequest,
     EmbeddingRequest,
     PoolingRequest,
     TeiEmbedRequest,
     TeiPredictRequest,
+    TeiSparseRequest,
 )
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import PlainText
@@ -69,6 +72,13 @@ class Pooled(msgspec.Struct, kw_only=True):
     model: str
     data: list[TokenVectors]
     usage: PooledUsage
+
+
+class Word(msgspec.Struct, kw_only=True):
+    """A token of a text, by its id, with its weight."""
+
+    index: int
+    value: float
 
 
 class Predicted(msgspec.Struct, kw_only=True):
@@ -118,10 +128,12 @@ async def pooling(request: Request, server: ServerContext) -> Response:
     """Return the vector of each token of texts. Large answers are encoded on a worker thread."""
     body = await read_body(request, server, PoolingRequest)
     width = server.engine.info.hidden_size
-    params = SamplingParams.of_pooling(Pooling(PoolingKind.ALL))
+    texts = server.model.texts
+    params, weighs = texts.of_each_token(body.task), body.task == TOKEN_CLASSIFY
+    made: list[list[int]] = []
 
     async def prompts() -> list[list[int]]:
-        made = await encoded(server, body, body.inputs, "input")
+        made.extend(await encoded(server, body, body.inputs, "input"))
         if (count := sum(map(len, made)) * width) > MAX_NUMBERS:
             raise InvalidRequest(
                 f"the vectors of all tokens have {count} numbers; at most {MAX_NUMBERS} are answered at a time: send "
@@ -134,7 +146,11 @@ async def pooling(request: Request, server: ServerContext) -> Response:
     context = RequestContext.of(request.scope)
 
     def answer() -> bytes:
-        tables = (np.frombuffer(vector.data, dtype="<f4").reshape(-1, width) for vector in vectors)
+        if weighs:
+            left_out = unweighed_ids(server.tokenizer)
+            tables = [_weights_of(texts, vector.data, ids, left_out) for vector, ids in zip(vectors, made, strict=True)]
+        else:
+            tables = [texts.token_vectors(vector.data, width) for vector in vectors]
         packed = body.encoding_format == "base64"
         written = [base64.b64encode(table.tobytes()).decode() if packed else table.tolist() for table in tables]
         data = [TokenVectors(index=i, object="pooling", data=each) for i, each in enumerate(written)]
@@ -144,6 +160,41 @@ async def pooling(request: Request, server: ServerContext) -> Response:
 
     large = sum(len(vector.data) for vector in vectors) > 4 * INLINE_NUMBERS
     return _json(await server.json_workers.run(server.client, answer) if large else answer())
+
+
+def _weights_of(texts: Texts, data: bytes, ids: Sequence[int], left_out: Collection[int]) -> npt.NDArray[np.float32]:
+    """Return the weights of a text's words, [words, 1]."""
+    kept = [i for i, token in enumerate(ids) if token not in left_out]
+    return texts.word_weights(data)[kept].astype("<f4").reshape(-1, 1)
+
+
+async def embed_sparse(request: Request, server: ServerContext) -> Response:
+    """Return the weight of each word of texts, in the form of text-embeddings-inference: of a word that comes again
+    the largest, of one without weight nothing."""
+    body = await read_body(request, server, TeiSparseRequest)
+    texts = server.model.texts
+    inputs = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    params = texts.of_each_token(TOKEN_CLASSIFY)
+    with naming("inputs"):
+        asked = [texts.with_prompt(text, body.prompt_name) for text in inputs]
+    made: list[list[int]] = []
+
+    async def prompts() -> list[list[int]]:
+        made.extend(await encoded(server, PlainText(), asked, "inputs"))
+        return made
+
+    vectors, _ = await pooled(request, server, Sender(), len(asked), prompts, params, "inputs")
+    left_out = unweighed_ids(server.tokenizer)
+    words = [_words(texts.word_weights(vector.data), ids, left_out) for vector, ids in zip(vectors, made, strict=True)]
+    return _json(msgspec.json.encode(words))
+
+
+def _words(weights: npt.NDArray[np.float64], ids: Sequence[int], left_out: Collection[int]) -> list[Word]:
+    largest: dict[int, float] = {}
+    for token, weight in zip(ids, weights.tolist(), strict=True):
+        if weight > largest.get(token, 0.0) and token not in left_out:
+            largest[token] = weight
+    return [Word(index=token, value=largest[token]) for token in sorted(largest)]
 
 
 async def embed(request: Request, server: ServerContext) -> Response:
@@ -210,6 +261,15 @@ ROUTES: Final[tuple[Route[ServerContext], ...]] = (
         body=TeiEmbedRequest,
         answer=list[list[float]],
         text="The vectors of texts, in the form of text-embeddings-inference.",
+        **_USER,
+    ),
+    Route(
+        "POST",
+        "/embed_sparse",
+        embed_sparse,
+        body=TeiSparseRequest,
+        answer=list[list[Word]],
+        text="The weights of the words of texts, in the form of text-embeddings-inference.",
         **_USER,
     ),
     Route(

@@ -144,9 +144,10 @@ class ClassifyRequest(PlainText, Sender):
 
 
 class PoolingRequest(PlainText, Sender):
-    """Texts whose tokens become vectors."""
+    """Texts whose tokens become vectors, or with the task `token_classify` weights."""
 
     input: Inputs
+    task: Literal["token_embed", "token_classify"] = "token_embed"
     encoding_format: Literal["float", "base64"] = "float"
 
     @property
@@ -170,3 +171,11 @@ class TeiPredictRequest(Strict):
 
     ignored = neutral("tei")
     inputs: TextOrTexts
+
+
+class TeiSparseRequest(Strict):
+    """The body of /embed_sparse, in the form of text-embeddings-inference: a text, or several."""
+
+    ignored = neutral("tei")
+    inputs: TextOrTexts
+    prompt_name: Text | None = None
