@@ -37,6 +37,7 @@ NOT_OURS = {
         "x_scales",
         "tokenizer.ggml.token_type",
     ),  # names in files
+    *("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"),  # OpenTelemetry's
     *("preserve_thinking", "clear_thinking"),  # variables of templates
     *("--context-length/--ctx-size/-c", "iB", "Ġthe", "dmesg", "uptime", "taskset"),
     *(

@@ -43,6 +43,8 @@ class ServerConfig(MediaOptions):
     keep_volatile_headers: bool = False  # at the head of system texts
     log_level: str = "info"
     log_format: str = "text"
+    otlp_traces_endpoint: str = ""  # of a collector; empty: nothing is traced
+    trace_ratio: float = 0.01  # of requests whose callers have no trace
     report: bool = False  # print the whole table at the start
     chat_template: str | None = None  # the operator's own, instead of the checkpoint's
     tool_call_parser: str = "auto"  # or none, or one of `text.answers.formats`

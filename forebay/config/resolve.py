@@ -53,6 +53,7 @@ from forebay.config.mmproj import encoder_file
 from forebay.config.rules import OPTIONAL, RULES, Facts, why_not_rounded
 from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
+from forebay.config.tracing import check_traces
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.formats.gguf_parts import model_file
@@ -130,6 +131,7 @@ def resolve(
     written = Settled({name: item.value for name, item in given.items() if not isinstance(item.value, Auto)})
     keys = all_keys(written)
     check_exposure(str(written["host"]), keys[0])
+    check_traces(str(written["otlp_traces_endpoint"]))
     _refuse_pointless_isolation(given, keys)
     facts = _facts(given, survey, num_keys=sum(map(len, keys)))
     settled, reasons = _decide(given, facts, warn)
@@ -173,6 +175,7 @@ def resolve_server(
     written = Settled({name: item.value for name, item in given.items() if not isinstance(item.value, Auto)})
     keys = all_keys(written)
     check_exposure(str(written["host"]), keys[0])
+    check_traces(str(written["otlp_traces_endpoint"]))
     values: dict[str, Any] = {"max_body_bytes": BODY_BYTES_WITH_IMAGES}
     values |= {BY_NAME[name].field: value for name, value in written.items()}
     values.pop("chat_template", None)

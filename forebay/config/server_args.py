@@ -345,6 +345,13 @@ _HTTP: Final = in_group(
         default="none",
         choices=("none", "vllm", "sglang"),
     ),
+    Flag(
+        "otlp_traces_endpoint",
+        TEXT,
+        "collector that gets traces by OTLP over HTTP, such as http://127.0.0.1:4318 (needs forebay[otel])",
+        default="",
+    ),
+    Flag("trace_ratio", FRACTION, "part of the requests without a caller's trace that is traced", default=0.01),
 )
 
 _SECURITY: Final = in_group(

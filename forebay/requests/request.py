@@ -85,6 +85,7 @@ class Request:
     num_charged: int = 0  # tokens of the prompt that its tenant has been charged for, or that were cached
     num_recomputed: int = 0  # tokens, after retractions
     num_chunks: int = 0  # computed
+    chunk_ends_s: list[float] = field(default_factory=list)  # of the first `MOST_CHUNK_ENDS`, since it arrived
     waited_s: float = 0.0  # until it started
     waited_for: WaitedFor = WaitedFor.TURN
     num_partly_accepted: int = 0  # drafts of which a token was accepted and a later one rejected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -77,13 +78,18 @@ class WaitedFor(StrEnum):
     PICTURES = "pictures"  # these were encoded
 
 
+MOST_CHUNK_ENDS: Final = 64
+
+
 class History(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How a request came to its answer: it waited `waited_s` until it started, and its tokens were computed in
-    `num_chunks` parts before it decoded, those after retractions included."""
+    `num_chunks` parts before it decoded, those after retractions included. `chunk_ends_s` are the ends of the first
+    `MOST_CHUNK_ENDS` of these, in seconds since its arrival."""
 
     waited_s: float = 0.0
     waited_for: WaitedFor = WaitedFor.TURN
     num_chunks: int = 0
+    chunk_ends_s: list[float] = []
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from forebay.http.errors import RESPONSES
 from forebay.http.route import Forward, Handler, Route
 from forebay.http.security import AccessRules, Cluster, Security
+from forebay.http.tracing import traced
 from forebay.route import information
 from forebay.route.administration import MEMBER_ROUTES, administer
 from forebay.route.generation import abort_request, generate, pooled
@@ -78,4 +79,4 @@ def create_app(router: Router) -> ASGIApp:
     app = application(ROUTES, endpoint_of, files)
     access = AccessRules(ROUTES, files=assets)
     gateway = Gateway(app, Security(router.config), Cluster(router.config), router.metrics, access)
-    return with_cors(gateway, router.config)
+    return with_cors(traced(gateway, router.tracer), router.config)

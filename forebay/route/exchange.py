@@ -16,6 +16,7 @@ from forebay.base.errors import ForebayError, Unavailable
 from forebay.base.log import event, get_logger
 from forebay.base.proof import BOOTSTRAP, digest_of
 from forebay.http.lifecycle import Watch
+from forebay.http.tracing import Span, Trace
 from forebay.route.hops import LOOP_STATUS
 from forebay.route.members import Member, Members, as_object
 from forebay.route.selection import Selected
@@ -42,18 +43,32 @@ class RoutedRequest:
     content: bytes
     select: Select
     on_selected: Callable[[Selected[Member]], None]
+    trace: Trace | None = None
 
-    def headers_for(self, members: Sequence[Member]) -> list[dict[str, str]]:
-        """Return the headers for each member; those of a pair meet in a room that no other request has."""
+    def attempt(self, selected: Selected[Member]) -> Span | None:
+        """Return the span of an attempt, which begins now, if the request is traced."""
+        if self.trace is None:
+            return None
+        servers = [member.url for member in selected.members]
+        return self.trace.begin(
+            "attempt", {"forebay.servers": servers, "forebay.route": str(selected.reason)}, is_client=True
+        )
+
+    def headers_for(self, members: Sequence[Member], attempt: Span | None) -> list[dict[str, str]]:
+        """Return the headers for each member; those of a pair meet in a room that no other request has. What they
+        trace is below the attempt."""
+        own = dict(self.headers)
+        if self.trace is not None and attempt is not None:
+            own["traceparent"] = self.trace.parent_of(attempt)
         if len(members) == 1:
-            return [dict(self.headers)]
+            return [own]
         prefill, decode = members
         room = {f"{BOOTSTRAP}room": str(secrets.randbits(ROOM_BITS))}
         host = {f"{BOOTSTRAP}host": prefill.pool.origin.host}
         port = {f"{BOOTSTRAP}port": str(prefill.bootstrap_port)} if prefill.bootstrap_port else {}
         digest = digest_of(self.content)
         return [
-            {**self.headers, **member.proof("POST", self.path, bootstrap, digest)}
+            {**own, **member.proof("POST", self.path, bootstrap, digest)}
             for member, bootstrap in ((prefill, room), (decode, {**room, **host, **port}))
         ]
 
@@ -147,11 +162,13 @@ class Exchange:
             sent.end()
 
 
-async def begin(members: Members, selected: Selected[Member], request: RoutedRequest) -> Exchange:
+async def begin(
+    members: Members, selected: Selected[Member], request: RoutedRequest, attempt: Span | None = None
+) -> Exchange:
     """Send a request to all selected members. Raises Unavailable if one cannot be reached."""
     sent: list[SentRequest] = []
     try:
-        for member, headers in zip(selected.members, request.headers_for(selected.members), strict=True):
+        for member, headers in zip(selected.members, request.headers_for(selected.members, attempt), strict=True):
             sent.append(await SentRequest.begin(members, member, request.path, headers, request.content))
     except BaseException:
         Exchange(sent).end()
@@ -187,9 +204,11 @@ async def first_answer(members: Members, request: RoutedRequest, watch: Watch) -
         except ForebayError as error:
             raise failure or error from None
         request.on_selected(selected)
+        attempt = request.attempt(selected)
         try:
-            exchange = await begin(members, selected, request)
+            exchange = await begin(members, selected, request, attempt)
         except ForebayError as error:
+            end_span(attempt, error)
             failure = failure or error
             tried.update(member for member in selected.members if not member.up)  # the other one got nothing
             continue
@@ -198,6 +217,7 @@ async def first_answer(members: Members, request: RoutedRequest, watch: Watch) -
         failure, head = await _outcome(exchange)
         if failure is None:
             return exchange, head
+        end_span(attempt, failure)
         exchange.note_lost(members, failure)
         exchange.end()
         if exchange.gone or failure.status not in _AGAIN:
@@ -206,6 +226,12 @@ async def first_answer(members: Members, request: RoutedRequest, watch: Watch) -
         await asyncio.gather(*map(members.health.check_now, selected.members))  # it may have other weights
     assert failure is not None
     raise failure
+
+
+def end_span(span: Span | None, error: ForebayError) -> None:
+    """End a span by an error, if there is one; that of an attempt which succeeds ends with its request."""
+    if span is not None:
+        span.end(error.code)
 
 
 async def _select(

@@ -16,7 +16,7 @@ from forebay.route.upstream import MEMBER_LOST, Head
 from forebay.server.context import RequestContext
 
 ASK_TIMEOUT_S: Final = 30.0
-_PASSED_ON: Final = ("authorization", "content-encoding", "content-type", "x-api-key")
+_PASSED_ON: Final = ("authorization", "content-encoding", "content-type", "traceparent", "tracestate", "x-api-key")
 _PASSED_BACK: Final = ("content-type", "cache-control", "retry-after", "x-forebay-cache", "x-forebay-ignored")
 SERVER_HEADER: Final = b"x-forebay-server"
 REASON_HEADER: Final = b"x-forebay-route"

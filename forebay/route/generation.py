@@ -55,6 +55,7 @@ async def _computed(request: Request, router: Router, select_by: Callable[[bytes
                 content=content,
                 select=await select_by(content),
                 on_selected=partial(_note_selected, router, context),
+                trace=context.trace,
             )
             try:
                 exchange, head = await first_answer(router.members, routed, watch)

@@ -25,6 +25,8 @@ class RouteMetrics:
             self._selected.labels(reason)
         text = "Changes of the prefix table that the standby router did not get in time; all of it is sent again"
         self._not_sent = Counter("forebay:route_standby_dropped", text, registry=self._registry)
+        text = "Spans of traces that were not exported: the collector was down or slow"
+        self._spans_dropped = Counter("forebay:traces_dropped", text, registry=self._registry)
         self._up = gauge("server_up", "Whether a server takes requests")
         self._in_flight = gauge("server_requests", "Requests that a server has now")
         self._total = gauge("server_requests_total", "Requests that a server has had")
@@ -37,6 +39,10 @@ class RouteMetrics:
     def count_selected(self, reason: Reason) -> None:
         """Count an attempt to send a request."""
         self._selected.labels(reason).inc()
+
+    def count_spans_dropped(self, num: int) -> None:
+        """Count spans that the collector of traces did not get."""
+        self._spans_dropped.inc(num)
 
     def count_dropped(self, num: int) -> None:
         """Count changes of the prefix table that were not sent to the standby router."""

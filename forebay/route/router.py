@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from forebay.config.config import ServerConfig
 from forebay.http.bodies import INLINE_BYTES, Bodies
+from forebay.http.exporting import make_tracer
 from forebay.http.lifecycle import Lifecycle
 from forebay.http.preparation import Client, Preparation
 from forebay.http.security import Tenant
@@ -28,6 +29,7 @@ class Router:
     def __init__(self, config: ServerConfig, members: Members) -> None:
         self.config, self.members = config, members
         self.metrics = RouteMetrics()
+        self.tracer = make_tracer(config, "forebay-router", self.metrics.count_spans_dropped)
         self.lifecycle = Lifecycle(lambda: MOST_REQUESTS, config.tenants)
         self.dead: Failure | None = None
         self.under_way: set[Exchange] = set()
@@ -75,3 +77,5 @@ class Router:
         await asyncio.gather(*tasks, return_exceptions=True)
         self.members.close()
         self._worker.close()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)

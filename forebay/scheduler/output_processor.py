@@ -161,7 +161,7 @@ class OutputProcessor:
         self.handoff.ended(req, failure)
         self.queues.remove(req, was)
         update.num_partly_accepted = req.num_partly_accepted
-        update.history = History(req.waited_s, req.waited_for, req.num_chunks)
+        update.history = History(req.waited_s, req.waited_for, req.num_chunks, req.chunk_ends_s)
         update.memory = self._release(req, was, failed=reason is FinishReason.ERROR)
 
     def _release(self, req: Request, was: Status, *, failed: bool) -> MemoryReport | None:

@@ -20,7 +20,7 @@ from forebay.memory.slots import Ids
 from forebay.requests.pictures import Picture
 from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepPlan, StepResult
-from forebay.requests.updates import Failure, FinishReason, MemoryReport, Update
+from forebay.requests.updates import MOST_CHUNK_ENDS, Failure, FinishReason, MemoryReport, Update
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
 from forebay.scheduler.audit import audit
 from forebay.scheduler.encoding import attach_pictures, release_pictures
@@ -273,6 +273,8 @@ class Scheduler:
             req.last_progress = now
             self.counters["computed_prompt_tokens"] += stop - start
             req.num_chunks += 1
+            if req.num_chunks <= MOST_CHUNK_ENDS:
+                req.chunk_ends_s.append(now - req.arrival)
             self.memory.prefixes.adopt(req, stop)
             if req.retentions and stop >= req.num_prompt:
                 req.kept = MemoryReport(0, 0, [], *self.memory.prefixes.retain(req, now))

@@ -20,10 +20,12 @@ from forebay.engine.client.async_engine import AsyncEngine
 from forebay.formats.prefix_files import usable_secret
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.http.bodies import Bodies
+from forebay.http.exporting import make_tracer
 from forebay.http.lifecycle import Lifecycle
 from forebay.http.preparation import Preparation, staying_client
 from forebay.http.route import Route
 from forebay.http.security import AccessRules, Cluster, Isolation, Security
+from forebay.http.tracing import traced
 from forebay.http.workers import TextWorkers, Workers
 from forebay.requests.end_tokens import EndTokens
 from forebay.requests.sampling_params import SamplingParams
@@ -105,6 +107,7 @@ def create_context(
     ModelError for impossible defaults."""
 
     preparation, lenient = Preparation(config.tenants), config.unknown_fields == "warn"
+    metrics = Metrics(model.name, config.metrics_compat)
     json_workers, has_images = Workers(preparation.lane("JSON", 1)), model.tiling is not None
     return ServerContext(
         config=config,
@@ -115,7 +118,8 @@ def create_context(
         cluster=Cluster(config),
         isolation=Isolation(config.cache_isolation, usable_secret(config.prefix_cache_dir)),
         lifecycle=Lifecycle(lambda: engine.info.max_requests, config.tenants),
-        metrics=Metrics(model.name, config.metrics_compat),
+        metrics=metrics,
+        tracer=make_tracer(config, "forebay", metrics.count_spans_dropped),
         bodies=Bodies(config.max_body_bytes, json_workers, config.tenants, lenient=lenient, images=has_images),
         json_workers=json_workers,
         workers=TextWorkers(preparation),
@@ -141,7 +145,7 @@ def create_app(server: ServerContext) -> ASGIApp:
     assets = load_assets()
     access = AccessRules(ROUTES, files=(*assets, DOCS, OPENAPI))
     gateway = Gateway(create_routes(server, assets), server.security, server.cluster, server.metrics, access)
-    return with_cors(gateway, server.config)
+    return with_cors(traced(gateway, server.tracer), server.config)
 
 
 def create_routes(server: ServerContext, assets: dict[str, Asset]) -> Starlette:

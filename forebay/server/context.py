@@ -20,6 +20,7 @@ from forebay.http.preparation import Client
 from forebay.http.protocol import Connection
 from forebay.http.route import Handler
 from forebay.http.security import Cluster, Isolation, Security, Sender, Tenant
+from forebay.http.tracing import Trace, Tracer
 from forebay.http.workers import TextWorkers, Workers
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import CacheReport
@@ -69,6 +70,7 @@ class ServerContext:
     started_at: float
     responses: ResponseStore
     client: Client  # of the request, whose turns its work takes; each request has a context of its own
+    tracer: Tracer | None = None  # None: nothing is traced
     images: ImageReader | None = None  # None: the model has no encoder
     under_way: UnderWay = field(default_factory=UnderWay)
     trees: Trees = field(default_factory=Trees)
@@ -144,6 +146,7 @@ class RequestContext:
     send: Send
     connection: Connection
     headers: list[tuple[bytes, bytes]]  # of the answer, beside those that its route gives it
+    trace: Trace | None = None
     model: str = ""  # what computes it, as answers name it; see `ServerContext.check_model`
     adapter: str = ""  # the LoRA adapter to apply, and the number of its load
     adapter_number: int = 0

@@ -20,6 +20,7 @@ from forebay.http.preparation import Client
 from forebay.http.protocol import CONNECTION
 from forebay.http.route import Access
 from forebay.http.security import ANYBODY, AccessRules, Cluster, Security
+from forebay.http.tracing import TRACE, note_error
 from forebay.server.context import REQUEST, RequestContext
 
 _PROBES: Final = {"/livez": "/health", "/ping": "/health", "/readyz": "/ready"}
@@ -81,10 +82,11 @@ class Gateway:
                 send=send,
                 connection=scope["extensions"][CONNECTION],
                 headers=answer.headers,
+                trace=scope.get(TRACE),
             )
             await self._app(scope, receive, answer)
         except ClientGone:
-            return
+            note_error(scope, "client_gone")
         except Exception as error:
             await self._refuse(_as_error(error, scope["path"]), scope, receive, answer)
         finally:
@@ -92,6 +94,7 @@ class Gateway:
 
     async def _refuse(self, error: ForebayError, scope: Scope, receive: Receive, answer: _Answer) -> None:
         self._metrics.count_error(error.code)
+        note_error(scope, error.code)
         if not answer.started:
             await error_response(error, scope["path"])(scope, receive, answer)
 

@@ -33,6 +33,8 @@ async def serve(
         app, lifecycle = create_app(context), context.lifecycle
         await listen(config, app, lifecycle, engine.link, sock=sock, inherited=inherited, on_ready=on_ready, stop=stop)
     finally:
+        if context.tracer is not None:
+            await asyncio.to_thread(context.tracer.close)
         context.json_workers.close()
         context.workers.close()
         context.grammars.close()

@@ -55,6 +55,7 @@ VALUES: dict[str, Any] = {
     "ledger": "raise",
     "log_level": "debug",
     "log_format": "json",
+    "otlp_traces_endpoint": "http://127.0.0.1:4318",
     "lora_modules": "name=/folder",
     "mamba_scheduler_strategy": "no_buffer",
     "mamba_ssm_dtype": "bfloat16",

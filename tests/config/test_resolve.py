@@ -20,6 +20,7 @@ from forebay.config.resolve import HERE, Survey, resolve, written_values
 from forebay.config.rules import OPTIONAL, RULES
 from forebay.config.server_args import FLAGS
 from forebay.config.speculation import PREFIX
+from forebay.config.tracing import check_traces
 from forebay.families.sampling import NEUTRAL
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import CodeFormat
@@ -468,3 +469,15 @@ def test_more_threads_than_cores_are_warned_about() -> None:
     lines.clear()
     resolve({"num_threads": 1}, warn=lines.append)
     assert not any("cores here" in line for line in lines)
+
+
+@pytest.mark.parametrize(("endpoint", "why"), [("localhost:4318", "is no URL"), ("http://", "is no URL")])
+def test_endpoint_of_traces_that_is_no_url_is_refused(endpoint: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        check_traces(endpoint)
+
+
+def test_traces_without_the_exporter_are_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'forebay\[otel\]'"):
+        check_traces("http://127.0.0.1:4318")

@@ -118,8 +118,8 @@ ROUTE = (
     Mutant(
         "C33 a body of another kind is forwarded as such",
         "route/forwarding.py",
-        '_PASSED_ON: Final = ("authorization", "content-encoding", "content-type", "x-api-key")\n',
-        '_PASSED_ON: Final = ("authorization", "content-encoding", "x-api-key")\n',
+        '"content-encoding", "content-type", "traceparent"',
+        '"content-encoding", "traceparent"',
         "route/test_router.py::test_router_members_get_the_bytes_and_headers_of_the_client",
     ),
     Mutant(
@@ -359,5 +359,26 @@ ROUTE = (
         '            self._fail("does not speak HTTP")\n            self.close()',
         "            self.close()",
         "route/test_upstream.py::test_c27_upstream_server_that_does_not_speak_http_is_lost_and_named_so",
+    ),
+    Mutant(
+        "C20 a router names its attempt as the parent of what its servers trace",
+        "route/exchange.py",
+        '            own["traceparent"] = self.trace.parent_of(attempt)\n',
+        "            pass\n",
+        "route/test_traces.py::test_request_on_a_pair_of_servers_is_one_tree",
+    ),
+    Mutant(
+        "C20 an abort leaves no span open",
+        "http/tracing.py",
+        "            self._tracer.end(trace)\n",
+        "            if not trace.error:\n                self._tracer.end(trace)\n",
+        "server/test_traces.py::test_aborted_request_leaves_no_span_open",
+    ),
+    Mutant(
+        "C20 a caller that does not sample its trace is not traced",
+        "http/tracing.py",
+        "        if parent is not None and not parent.sampled:\n",
+        "        if False:\n",
+        "server/test_traces.py::test_request_whose_caller_does_not_sample_is_not_traced",
     ),
 )

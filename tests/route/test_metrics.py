@@ -28,6 +28,7 @@ def test_route_metrics_each_series_has_its_own_value() -> None:
         metrics.count_error(code)
     metrics.count_selected(Reason.PREFIX)
     metrics.count_dropped(4)
+    metrics.count_spans_dropped(5)
     member = SimpleNamespace(
         role="decode",
         url="u",
@@ -44,6 +45,7 @@ def test_route_metrics_each_series_has_its_own_value() -> None:
         ("forebay:requests_refused_total", "unavailable"): ("counter", 1),
         **{("forebay:route_selections_total", reason): ("counter", reason is Reason.PREFIX) for reason in Reason},
         ("forebay:route_standby_dropped_total",): ("counter", 4),
+        ("forebay:traces_dropped_total",): ("counter", 5),
         ("forebay:route_server_up", "decode", "u"): ("gauge", 1),
         ("forebay:route_server_requests", "decode", "u"): ("gauge", 2),
         ("forebay:route_server_requests_total", "decode", "u"): ("gauge", 7),

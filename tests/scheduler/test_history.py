@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.requests.updates import History, WaitedFor
+from forebay.requests.updates import MOST_CHUNK_ENDS, History, WaitedFor
 from tests.scheduler.rig import Rig
 
 
@@ -35,7 +35,19 @@ def test_history_counts_the_chunks_of_a_prompt() -> None:
     rig = Rig(chunked_prefill_size=4)
     req = rig.add(10, max_new=2)
     rig.run()
-    assert history_of(rig, req.id) == History(0.0, WaitedFor.TURN, 3)
+    assert history_of(rig, req.id) == History(0.0, WaitedFor.TURN, 3, [0.0, 0.0, 0.0])
+
+
+def test_history_has_the_ends_of_the_first_chunks_alone() -> None:
+    rig = Rig(chunked_prefill_size=1, context_length=128)
+    req = rig.add(MOST_CHUNK_ENDS + 3, max_new=1)
+    while not rig.scheduler.idle:
+        rig.now += 1.0
+        rig.step()
+    found = history_of(rig, req.id)
+    assert found is not None
+    assert found.num_chunks == MOST_CHUNK_ENDS + 3
+    assert found.chunk_ends_s == [float(number) for number in range(1, MOST_CHUNK_ENDS + 1)]
 
 
 def test_history_of_a_request_that_waited_for_another_ones_prefix() -> None:

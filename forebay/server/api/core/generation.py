@@ -109,6 +109,11 @@ class Generation:
         self._begun = asyncio.Event()
         self._ended = asyncio.Event()
 
+    @property
+    def max_tokens(self) -> int:
+        """Return the most tokens that a choice may have."""
+        return self._order.params.max_tokens
+
     @classmethod
     def submit(cls, engine: AsyncEngine, table: TokenBytes, prompts: list[Prompt], order: Order) -> Generation:
         """Submit all requests or none: if one is refused, the earlier ones are aborted. Raises the engine's error."""

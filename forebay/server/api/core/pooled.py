@@ -26,6 +26,7 @@ from forebay.scheduler.limits import check_context
 from forebay.server.api.core.generation import CachedDetails, CacheUsage, cache_usage
 from forebay.server.api.core.pooling import Batch, Vector
 from forebay.server.api.core.prompts import naming, prompt_ids
+from forebay.server.api.core.spans import note_tokens
 from forebay.server.api.openai.embeddings_request import MAX_INPUTS, EmbeddingRequest
 from forebay.server.context import RequestContext, ServerContext
 from forebay.server.protocol.requests import PlainText
@@ -153,6 +154,11 @@ def _count(server: ServerContext, context: RequestContext, batch: Batch) -> None
     """One line and the metrics of prompts that have ended."""
     now = time.monotonic()
     server.metrics.count_pooled(batch, now)
+    if context.trace is not None:
+        context.trace.add("tokenize", context.arrived_at, batch.started_at)
+        context.trace.add("prefill", batch.started_at, now)
+        cached = sum(vector.cache.cached_tokens for vector in batch.vectors.values())
+        note_tokens(context.trace, context, sum(map(len, batch.prompts)), cached)
     log.info(
         event(
             "pooled",

@@ -31,6 +31,7 @@ from forebay.server.api.core.images import with_images
 from forebay.server.api.core.prompts import check_answerable, naming, prompt_ids, reading_of, render, unread_variables
 from forebay.server.api.core.receipts import Receipt, receipt_of, seed_of, takes_receipt
 from forebay.server.api.core.rendezvous import FIELDS, rendezvous_of
+from forebay.server.api.core.spans import note_generation
 from forebay.server.context import RequestContext, ServerContext
 from forebay.server.protocol.requests import I32, RETENTION_S, ChatRequest, CompletionRequest
 from forebay.server.protocol.validation import INVALID_COMBINATION, UNSUPPORTED_FIELD
@@ -358,6 +359,8 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
     tokens = usage.completion_tokens
     rate = (tokens - 1) / (last - first) if first is not None and last is not None and last > first else 0.0
     reasons = ",".join(sorted({choice.finish or "abort" for choice in generation.choices}))
+    finish = "disconnect" if generation.disconnected else reasons
+    first_token_s = None if first is None else first - generation.started_at
     log.info(
         event(
             "finished",
@@ -366,13 +369,15 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cache.cached_tokens,
             output_tokens=tokens,
-            ttft_ms=(first - generation.started_at) * 1e3 if first is not None else "none",
+            ttft_ms="none" if first_token_s is None else first_token_s * 1e3,
             tok_s=rate,
-            finish="disconnect" if generation.disconnected else reasons,
+            finish=finish,
             miss=usage.cache.miss_reason,
             **_details(context, generation, usage),
         )
     )
+    if context.trace is not None:
+        note_generation(server, context, context.trace, generation, usage)
     choice = generation.choices[0]
     server.ended[context.tenant.name].append(
         Ended(
@@ -381,15 +386,15 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
             model=context.model,
             ended_at=time.time(),
             total_s=now - generation.started_at,
-            first_token_s=None if first is None else first - generation.started_at,
+            first_token_s=first_token_s,
             prompt_tokens=usage.prompt_tokens,
             output_tokens=tokens,
-            finish="disconnect" if generation.disconnected else reasons,
+            finish=finish,
             error=generation.error.code if isinstance(generation.error, ForebayError) else None,
             differs=None if usage.cache.differs is None else usage.cache.differs["reason"],
             cache=choice.cache,
             memory=choice.memory,
-            history=choice.history,
+            history=msgspec.structs.replace(choice.history, chunk_ends_s=[]),
         )
     )
 
@@ -399,6 +404,8 @@ def _details(context: RequestContext, generation: Generation, usage: Usage) -> d
     details: dict[str, Any] = {"adapter": context.adapter} if context.adapter else {}
     if reports := [choice.speculation for choice in generation.choices if choice.speculation is not None]:
         details |= _gained(reports)
+    if context.trace is not None:
+        details |= context.trace.ids
     if usage.cache.differs is not None:
         details["differs_at"] = usage.cache.differs["position"]
     if isinstance(generation.error, ForebayError):
