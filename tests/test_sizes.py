@@ -26,6 +26,7 @@ from scripts.shape import (
     long_functions,
     parsed,
 )
+from tests.imports import syntax
 
 COMPLEX_FUNCTIONS: dict[str, int] = {}
 LARGE_OBJECTS: dict[str, int] = {}
@@ -34,7 +35,7 @@ CHAINS: set[str] = set()
 
 @cache
 def trees() -> dict[str, ast.Module]:
-    return parsed(files())
+    return {path: syntax(text) for path, text in files().items() if path.endswith(".py")}
 
 
 @cache

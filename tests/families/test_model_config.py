@@ -211,7 +211,7 @@ def test_what_is_not_honoured_is_refused(fields, message, read):
 HOSTILE = [None, True, -1, 0, 3, 2**70, 1.5, float("nan"), float("inf"), "x", "", [], [[]], {}, {"a": 1}, [None] * 4]
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_any_value_in_any_field_is_refused_or_gives_a_configuration(model_type, read):
     fields = llama_json(

@@ -241,7 +241,7 @@ OTHER_NAMES = (
 )
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_any_value_in_any_field_is_refused_or_gives_a_configuration(model_type, read):
     their_fields = AutoConfig.for_model(model_type, **GIVEN).to_dict()

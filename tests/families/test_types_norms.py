@@ -196,7 +196,7 @@ OLD = {"rope_theta", "rope_scaling", "sliding_window_pattern", "model_max_length
 OLD |= {"moe_layer_freq", "sliding_window_size", "swa_rope_theta", "partial_rotary_factor", "swa_num_key_value_heads"}
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_any_value_in_any_field_is_refused_or_gives_a_configuration(model_type: str, read: Read) -> None:
     their_fields = AutoConfig.for_model(model_type, **GIVEN, **NEEDED[model_type]).to_dict()

@@ -258,7 +258,7 @@ def test_what_is_not_honoured_is_refused(model_type, fields, message, read):
         read(model_type, **fields)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_any_value_in_any_field_is_refused_or_gives_a_configuration(model_type, read):
     their_fields = AutoConfig.for_model(model_type, **GIVEN, **NEEDED[model_type]).to_dict()

@@ -104,6 +104,7 @@ def test_trial_adversarial_families_refuses_or_the_engine_completes() -> None:
     assert outcomes[False] >= 4
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("text", ['start: e\ne: e e | "a"', 'start: e\ne: e e e | "a" | ""'])
 def test_trial_grammar_whose_rows_grow_fast_refuses(text: str) -> None:
     assert not _is_accepted(_lark(text))

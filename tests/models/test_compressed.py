@@ -19,11 +19,12 @@ EVERY = pytest.param(1, marks=pytest.mark.slow)
 
 
 @pytest.mark.quick(1)
+@pytest.mark.parametrize("lengths", [SHORT[1:6], pytest.param(SHORT, marks=pytest.mark.slow)], ids=len)
 @pytest.mark.parametrize("case", CASES)
-def test_every_cut_of_short_prompts_gives_the_logits_of_transformers(case, tiny, load):
+def test_every_cut_of_short_prompts_gives_the_logits_of_transformers(case, lengths, tiny, load):
     oracle, ids = tiny(case), random_ids(SHORT[-1], seed=3)
     model = load(oracle.path)
-    for length in SHORT:
+    for length in lengths:
         for cut in range(length):
             driver = Driver(model)
             parts = [driver.step([(1, part)])[0] for part in (ids[:cut], ids[cut:length]) if part]

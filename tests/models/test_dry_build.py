@@ -16,11 +16,15 @@ from forebay.families import TYPES
 from forebay.families.checkpoint import open_checkpoint
 from forebay.models import needs_of
 from tests.deadlines import HANGS_S
-from tests.models.tiny import CASES, WHOLE, by_tier
+from tests.models.tiny import CASE_OF, CASES, WHOLE, by_tier
+
+OTHERS = sorted(CASES.keys() - CASE_OF.values())
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("case", by_tier(CASES))
+@pytest.mark.parametrize(
+    "case", [*by_tier(CASE_OF.values()), *(pytest.param(case, marks=pytest.mark.slow) for case in OTHERS)]
+)
 def test_a_model_asks_for_each_tensor_of_its_checkpoint_once_and_keeps_what_it_said(case, tiny):
     checkpoint = open_checkpoint(tiny(case).path)
     needs, done = needs_of(checkpoint.config), []

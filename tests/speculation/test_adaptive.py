@@ -74,7 +74,7 @@ class Simulation:
         self._plain_s += noise * self._cost(num_running) * tokens / num_running
 
 
-@pytest.mark.quick(16)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("num_running", [1, 4, 16, 64])
 @pytest.mark.parametrize(("right", "guessing"), [(0.0, 1.0), (0.1, 1.0), (0.3, 0.3)])
@@ -96,6 +96,7 @@ def test_a_long_step_at_the_beginning_is_not_taken_for_the_speed_without_guesses
         assert sim.run(300, lambda step: num_running, right=0.1) > LEAST - 0.01
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("period", [20, 100, 500])
 def test_text_that_changes_whenever_a_width_was_learned_costs_little(period: int, seed: int):

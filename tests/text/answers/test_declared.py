@@ -270,6 +270,7 @@ LANGUAGE: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick(9)
 @pytest.mark.parametrize(("spec", "text"), [case[1:] for case in LANGUAGE], ids=[case[0] for case in LANGUAGE])
 def test_declared_language_agrees_with_transformers_at_each_split(spec: dict[str, Any], text: str) -> None:
     found = check(spec, text, random.Random(3), everywhere=True)

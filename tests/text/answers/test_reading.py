@@ -67,7 +67,7 @@ def test_an_answer_of_white_space_alone_is_text(spelling: Spelling, text: str) -
     assert (found.said, found.thought, found.calls) == (text, "", ())
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @every_format
 def test_however_the_text_is_cut_the_parts_are_the_same(spelling: Spelling) -> None:
     rng = random.Random(5)
