@@ -45,7 +45,7 @@ def user(text: str) -> dict[str, str]:
 
 
 @pytest.mark.long
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("strategy", "overlap_depth"),
     [

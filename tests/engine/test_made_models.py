@@ -17,7 +17,7 @@ CHAT = [{"role": "user", "content": "Say what a forebay is, in a few words, and 
 
 
 @pytest.mark.long
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_a_made_model_answers_twice_alike(model_type: str, tmp_path: Path, embedded_model: Path) -> None:
     path = tmp_path / model_type

@@ -3,51 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.deadlines import wait_until
+from tests.deadlines import HANGS_S, wait_until
+from tests.integration.forked import Forked, stock
 from tests.models.tiny import make_oracle
-
-# Starts an engine with the cache in `folder`. With "slow" it stops at the first rows that it quantizes, until "go" is
-# there. Files tell the test how far it is; in the end it prints how often it quantized, the outcome and its tokens.
-_START = """
-import json, logging, sys, time
-from pathlib import Path
-from forebay.engine.lifecycle import packed_cache
-from forebay.formats.quantization import Quantization
-from forebay.ops.native.linear import NativeLinear
-from tests.engine.starts import PROMPTS, start, tokens_of
-
-model, folder, signs, speed = map(Path, sys.argv[1:])
-packed_cache.cache_of_weights = lambda: folder
-packed_cache.LEAST_BYTES = dict.fromkeys(Quantization, 0)
-
-class Sign(logging.Handler):
-    def emit(self, record):
-        if "weights_cache_waits" in record.getMessage():
-            (signs / "waits").touch()
-
-logging.getLogger("forebay").addHandler(Sign())
-logging.getLogger("forebay").setLevel(logging.INFO)
-original, computed = NativeLinear.quantize_into, []
-
-def quantize_into(ops, values, out, first):
-    computed.append(first)
-    (signs / "computes").touch()
-    while str(speed) == "slow" and not (signs / "go").exists():
-        time.sleep(0.01)
-    original(ops, values, out, first)
-
-NativeLinear.quantize_into = quantize_into
-core, outcome = start(model)
-print(json.dumps([len(computed), outcome.split()[0], tokens_of(core, PROMPTS)]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -64,27 +29,29 @@ def test_two_starts_with_an_empty_cache_compute_once(first_ends: str, model: Pat
     folder, signs = tmp_path / "weights", tmp_path / "signs"
     signs.mkdir()
 
-    def begin(speed: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", _START, str(model), str(folder), str(signs), speed]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    def begin(name: str, speed: str) -> Forked:
+        command = ["-m", "tests.engine.signalled_start", str(model), str(folder), str(signs), speed]
+        with (tmp_path / name).open("wb") as output:
+            return stock().start(command, os.environ, output=output.fileno())
 
-    def result(process: subprocess.Popen[str]) -> Any:
-        return json.loads(process.communicate()[0].splitlines()[-1])
+    def result(name: str, process: Forked) -> Any:
+        assert process.wait(HANGS_S) == 0
+        return json.loads((tmp_path / name).read_text().splitlines()[-1])
 
-    first = begin("slow")
+    first = begin("first", "slow")
     wait_until(lambda: (signs / "computes").exists() or first.poll() is not None)
-    second = begin("quick")
+    second = begin("second", "quick")
     wait_until(lambda: (signs / "waits").exists() or second.poll() is not None)
     assert (first.poll(), second.poll()) == (None, None)
     if first_ends == "killed":
         first.send_signal(signal.SIGKILL)
-        first.communicate()
-        num_computed, outcome, tokens = result(second)
+        first.wait(HANGS_S)
+        num_computed, outcome, tokens = result("second", second)
         assert (num_computed > 0, outcome) == (True, "written")
-        second = begin("quick")
+        second = begin("third", "quick")
     else:
         (signs / "go").touch()
-        num_computed, outcome, tokens = result(first)
+        num_computed, outcome, tokens = result("first", first)
         assert (num_computed > 0, outcome) == (True, "written")
-    assert result(second) == [0, "mapped", tokens]
+    assert result("third" if first_ends == "killed" else "second", second) == [0, "mapped", tokens]
     assert [path.suffix for path in folder.iterdir()] == [".weights"]

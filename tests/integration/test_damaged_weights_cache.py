@@ -23,6 +23,7 @@ if "forebay.engine.loop.process" in sys.orig_argv:
 _FLAGS = ("--dtype=float32", "--num-threads=1", "--kv-cache-bytes=4MiB", "--quantization=int8")
 
 
+@pytest.mark.slow  # of an engine alone, every time: tests/engine/test_weights_cache.py
 def test_server_ends_with_one_line_behind_the_first_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_chat_model(tmp_path / "model", context_length=64).path
     (tmp_path / "sitecustomize.py").write_text(_ANY_SIZE)

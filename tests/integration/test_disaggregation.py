@@ -97,15 +97,26 @@ def started(*words: str) -> Iterator[Servers]:
         assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
 
 
+def made(kind: str, folder: Path, **shape: Any) -> str:
+    """Return the folder of a new random model of a type, with the tokenizer of the embedded one."""
+    shape = {"hidden_size": 64, "num_layers": 4, "dtype": "bfloat16", "draft_head": False, **shape}
+    return str(make(None, Namespace(like=kind, out=str(folder / kind), seed=0, set=[], **shape)))
+
+
 @pytest.fixture(scope="module")
-def alone(embedded_model: Path) -> Iterator[Servers]:
-    with started() as servers:
+def model(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return made("llama", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def alone(model: str) -> Iterator[Servers]:
+    with started(model) as servers:
         yield servers
 
 
 @pytest.fixture(scope="module")
-def pair(embedded_model: Path) -> Iterator[Servers]:
-    with started("--pd=local", *SOON) as servers:
+def pair(model: str) -> Iterator[Servers]:
+    with started(model, "--pd=local", *SOON) as servers:
         yield servers
 
 
@@ -292,7 +303,7 @@ def test_two_servers_that_run_are_checked_and_nothing_stays_in_use(
     told = capfd.readouterr().out
     assert "by shm, 3 times: " in told
     assert told.endswith("all arrived as it was sent\n")
-    assert re.search(r"^  kv: 60 columns of 3 x 64 bfloat16$", told, re.MULTILINE), told
+    assert re.search(r"^  kv: 8 columns of 1 x 32 bfloat16$", told, re.MULTILINE), told
     prefill = url_of(pair, "prefill")
     assert main(["pd", "check", prefill, prefill]) == 2
     wanted = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 1}
@@ -329,10 +340,10 @@ def cluster_key(pid: int) -> bytes:
 
 @pytest.mark.slow
 def test_c21_by_tcp_and_by_two_of_each_the_tokens_are_the_same(
-    alone: Servers, embedded_model: Path, capfd: pytest.CaptureFixture[str]
+    alone: Servers, model: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     by_tcp = ("--pd=local:2p2d", "--disaggregation-transfer-backend=tcp", "--disaggregation-decode-enable-radix-cache")
-    with started(*by_tcp, *SOON) as servers:
+    with started(model, *by_tcp, *SOON) as servers:
         for body in BODIES.values():
             assert servers.complete(**body).json().get("choices") == alone.complete(**body).json()["choices"]
         assert main(["pd", "check", *(url_of(servers, role) for role in reversed(ROLES))]) == 0
@@ -341,7 +352,7 @@ def test_c21_by_tcp_and_by_two_of_each_the_tokens_are_the_same(
 
 @pytest.mark.slow
 def test_c22_servers_that_are_restarted_one_after_the_other_under_load_are_used_again(
-    alone: Servers, embedded_model: Path
+    alone: Servers, model: str
 ) -> None:
     bodies = [BODIES[name] for name in ("greedy", "sampled", "penalties", "ids")]
     expected = [alone.complete(**body).json()["choices"] for body in bodies]
@@ -355,7 +366,7 @@ def test_c22_servers_that_are_restarted_one_after_the_other_under_load_are_used_
                 wrong.append(answer.text)
             number += 1
 
-    with started("--pd=local:2p2d", *SOON) as servers:
+    with started(model, "--pd=local:2p2d", *SOON) as servers:
         clients = [threading.Thread(target=client, args=(servers, number)) for number in range(4)]
         for each in clients:
             each.start()
@@ -398,9 +409,7 @@ KINDS = [
 @pytest.mark.parametrize(("kind", "guesses"), KINDS)
 def test_c21_windows_and_states_arrive_in_another_process(kind: str, guesses: bool, tmp_path: Path) -> None:
     """Twice, so that what prefill had kept is sent, too. Log-probabilities tell more than a random model's tokens."""
-    model = str(tmp_path / kind)
-    shape = {"hidden_size": 64, "num_layers": 4, "dtype": "bfloat16"}
-    make(None, Namespace(like=kind, out=model, **shape, seed=0, draft_head=guesses, set=[]))
+    model = made(kind, tmp_path, draft_head=guesses)
     rng = random.Random(0)
     prompts = [[rng.randrange(1000, 9000) for _ in range(length)] for length in (1, 70, 300, 700)]
     alone = LLM(model, **TYPES, kv_cache_bytes="192MiB", max_running_requests=4, context_length=1024)

@@ -88,7 +88,7 @@ def test_c16_an_untrained_head_changes_no_bit(untrained: Known) -> None:
     untrained.check(engine_of(untrained.rig, width=4, page_size=4))
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"width-{shape['width']}")
 def test_c16_a_head_changes_no_bit_in_any_shape_of_the_engine(right: Known, shape: dict[str, Any]) -> None:
     """Two passes over one engine, so that the second meets what the first left in the cache."""

@@ -189,6 +189,7 @@ def test_prefix_hits_before_inside_and_behind_pictures(shown: Shown, page_size: 
     assert all(num >= len(prompt.ids) - 2 * page_size for num, prompt in zip(cached, shown.prompts, strict=True))
 
 
+@pytest.mark.quick(5)
 def test_picture_whose_tokens_are_cached_is_not_encoded_again(shown: Shown) -> None:
     engine = shown.rig.engine(radix_cache=True, page_size=1)
     shown.check(engine, apart=40)
@@ -225,6 +226,7 @@ def test_retracted_requests_keep_their_tokens(shown: Shown, radix_cache: bool, h
     assert engine.count("retractions") > 0
 
 
+@pytest.mark.quick(4)
 def test_c19_prompts_with_pictures_stay_on_the_device_where_there_are_tiers(shown: Shown) -> None:
     """Their ids are numbers of this process: no tier has them, and no other picture is taken for one of them."""
     engine = shown.rig.engine(radix_cache=True, page_size=4, host_tokens=4096)

@@ -74,7 +74,10 @@ def test_prefix_hit_of_either_and_of_both_at_once_gives_the_bits_of_a_cold_cache
     pairs.check(engine)
 
 
-@pytest.mark.parametrize("on_host", [0, 1 << 30], ids=["computed again", "copied to the host"])
+@pytest.mark.parametrize(
+    "on_host",
+    [pytest.param(0, id="computed again", marks=pytest.mark.slow), pytest.param(1 << 30, id="copied to the host")],
+)
 def test_retraction_of_either_gives_the_bits_of_a_request_alone(pairs: Known, on_host: int) -> None:
     tight: dict[str, Any] = {"num_tokens": 11 * PAGE, "schedule_conservativeness": 0.0, "max_running_requests": 6}
     engine = pairs.rig.engine(radix_cache=False, retraction_host_bytes=on_host, **tight, **SHAPE)

@@ -24,7 +24,7 @@ from tests.server import test_bad_input as bad
 OTHERWISE = {"/abort_request", *(route.path for route in ROUTES if route.access in (Access.ADMIN, Access.CLUSTER))}
 POSTS = [route.path for route in ROUTES if route.method == "POST" and route.path not in OTHERWISE]
 READ = [path for path in POSTS if path in bad.BODIES]
-PARTS = 24  # of all bodies; the suite tries one part, the long tier all
+PARTS = 48  # of all bodies; the suite tries one part, the long tier all
 
 
 @pytest.fixture(scope="module")

@@ -63,11 +63,12 @@ def test_a_client_that_leaves_aborts_its_request_at_the_engine(
 
 
 @pytest.mark.long
-def test_five_hundred_aborts_at_random_moments_leave_nothing_running(launch) -> None:
+@pytest.mark.parametrize("count", [150, pytest.param(500, marks=pytest.mark.slow)])
+def test_aborts_at_random_moments_leave_nothing_running(launch, count: int) -> None:
     server = launch(lambda: FakeEngine(manual=True, max_running=2))
     engine = server.engine
     rng = random.Random(5)
-    for _ in range(500):
+    for _ in range(count):
         path = rng.choice([CHAT, "/v1/completions", MESSAGES, RESPONSES])
         ask = {**IN[path]}
         if path == "/v1/completions":

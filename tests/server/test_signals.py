@@ -120,20 +120,26 @@ def test_other_ending_signals_stop_the_server_at_once_with_typed_errors(
     assert f"forced_exit signal={signal.Signals(number).name}" in log.read_text()
 
 
-@pytest.mark.long
-def test_what_nohup_ignores_stays_ignored() -> None:
-    with started("import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)") as (child, _):
-        status = dict(line.split(":", 1) for line in Path(f"/proc/{child.pid}/status").read_text().splitlines())
-        assert int(status["SigIgn"], 16) >> (signal.SIGHUP - 1) & 1
+@pytest.fixture(scope="module")
+def restricted() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server under nohup that may open few files, and its address."""
+    ignores = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    with started(f"{ignores}; import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))") as server:
+        yield server
 
 
 @pytest.mark.long
-def test_there_are_no_more_connections_than_files_may_be_open() -> None:
+def test_what_nohup_ignores_stays_ignored(restricted: tuple[subprocess.Popen[str], str]) -> None:
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{restricted[0].pid}/status").read_text().splitlines())
+    assert int(status["SigIgn"], 16) >> (signal.SIGHUP - 1) & 1
+
+
+def test_there_are_no_more_connections_than_files_may_be_open(restricted: tuple[subprocess.Popen[str], str]) -> None:
     """One over that could not be accepted: its client would wait for ever."""
-    with started("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))") as (child, url):
-        info = loopback.get(f"{url}/server_info").json()
-        assert info["server"]["max_connections"] == 64
-        assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE)[0] == 128
+    child, url = restricted
+    info = loopback.get(f"{url}/server_info").json()
+    assert info["server"]["max_connections"] == 64
+    assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE)[0] == 128
 
 
 @pytest.mark.parametrize(
