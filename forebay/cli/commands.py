@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "bench": ("forebay.cli.bench", "measure: serve, throughput, latency"),
     "plan": ("forebay.cli.plan", "say what a model would need and how many requests would fit"),
     "verify": ("forebay.cli.verify", "prove that nothing around a request changes its tokens, here"),
+    "replay": ("forebay.cli.replay", "decide again what a flight recorder has, plan by plan"),
     "explain": ("forebay.cli.explain", "say what became of a request, and what would have made it faster"),
     "models": ("forebay.cli.models", "list, pull and inspect models"),
     "cache": ("forebay.cli.cache", "list, verify and remove the files of a prefix cache"),

@@ -35,6 +35,7 @@ SHOWN: Final = (
     "speculative_algorithm",
     "speculative_num_draft_tokens",
     "cache_isolation",
+    "flight_recorder",
 )
 ASKED: Final = ("flag", "env", "file")  # sources of a setting that somebody wrote
 LOWERED: Final = "lowered"  # in the reason of a value that the memory has no room for

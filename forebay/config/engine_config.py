@@ -352,6 +352,17 @@ NO_TIERS: Final = TierOptions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RecorderOptions:
+    """The flight recorder: bytes of its buffer, 0 for none, and whether its files may have the tokens of requests."""
+
+    flight_recorder: int = 0
+    record_tokens: bool = False
+
+
+NO_RECORDER: Final = RecorderOptions()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
     """Settings of the engine process, in groups that are passed on whole to the components that use them."""
 
@@ -384,4 +395,5 @@ class EngineConfig:
     weights_cpu_backup: bool = False  # of a GPU's, while they are released
     sleep_idle_seconds: float = 0.0  # without a request after which all memory is given back; 0: never
     wake_on_request: bool = False
+    recorder: RecorderOptions = NO_RECORDER
     keep_prefix_cache: bool = False  # over a release of the caches, in as much as `retraction_host_bytes`

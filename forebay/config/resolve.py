@@ -38,6 +38,7 @@ from forebay.config.engine_config import (
     Exact,
     KindOptions,
     MemoryOptions,
+    RecorderOptions,
     SchedulePolicy,
     SchedulingOptions,
     SpeculationOptions,
@@ -70,6 +71,7 @@ _GROUPS: Final = {
     "kinds": KindOptions,
     "tiers": TierOptions,
     "pictures": pictures.PictureOptions,
+    "recorder": RecorderOptions,
     "speculation": SpeculationOptions,
     "disaggregation": DisaggregationOptions,
 }

@@ -414,6 +414,16 @@ _LOGGING: Final = in_group(
     Flag(
         "ledger", TEXT, "what pools do about a double free or a leak", default=Ledger.COUNT.value, choices=tuple(Ledger)
     ),
+    Flag(
+        "flight_recorder",
+        BYTES,
+        "memory for the latest inputs of the scheduler, which are written to a file if the engine fails; off: none",
+        default=16 << 20,
+        low=0,
+        high=64 << 30,
+        synonyms={"off": "0"},
+    ),
+    Flag("record_tokens", BOOL, "write tokens into files of the flight recorder, instead of hashes", default=False),
 )
 
 FLAGS: Final = (

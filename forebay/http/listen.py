@@ -79,19 +79,21 @@ async def listen(
     inherited: bool = False,
     on_ready: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
+    on_user_signal: Callable[[], None] | None = None,
 ) -> None:
     """Serve `app` until SIGTERM, SIGINT, SIGHUP or `stop`, then drain for `config.drain_timeout_s`. A second signal, or
     any other that ends processes, ends the drain: requests in progress fail with an error. `config` must be the value
     that `fit_file_limit` returned when `app` was made.
 
     Owns `behind`, and closes it at the end. An `inherited` socket continues to listen for the next process. `on_ready`
-    is called with the URL when the socket accepts. Raises the root cause (EngineError) if `behind` failed.
+    is called with the URL when the socket accepts, `on_user_signal` on SIGUSR1, which otherwise ends the drain as well.
+    Raises the root cause (EngineError) if `behind` failed.
     """
     sock = sock or bind(config)
     clock = LoopClock()
     server = _Server(_uvicorn_config(config, app, clock))
     stop = stop or asyncio.Event()
-    with _signals(stop, server):
+    with _signals(stop, server, on_user_signal):
         running = asyncio.create_task(server.serve(sockets=[sock]))
         try:
             await _until_started(server, running)
@@ -164,7 +166,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _signals(stop: asyncio.Event, server: _Server) -> Iterator[None]:
+def _signals(stop: asyncio.Event, server: _Server, on_user_signal: Callable[[], None] | None) -> Iterator[None]:
     """Handle signals: the first one asks to stop, a later one ends the drain. A signal that was ignored (by `nohup`)
     stays ignored."""
     if threading.current_thread() is not threading.main_thread():
@@ -186,6 +188,8 @@ def _signals(stop: asyncio.Event, server: _Server) -> Iterator[None]:
     handled = set(ENDING) - ignored | {signal.SIGTERM, signal.SIGINT}
     for number in handled:
         loop.add_signal_handler(number, handle, number)
+    if on_user_signal is not None and signal.SIGUSR1 in handled:
+        loop.add_signal_handler(signal.SIGUSR1, on_user_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # whoever started us may have held it back until now
     try:
         yield

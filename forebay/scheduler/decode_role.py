@@ -37,13 +37,13 @@ class DecodeRole(Role):
 
     def __init__(self, options: DisaggregationOptions, instance: str) -> None:
         super().__init__(options)
-        self._instance = instance
+        self.instance = instance
         self.offers: Offers
         self.arrivals: Arrivals
 
     def bind(self, queues: Queues, outputs: Outputs) -> None:
         super().bind(queues, outputs)
-        self.offers = Offers(self._options, self._instance, queues, self.tickets, self._begin)
+        self.offers = Offers(self._options, self.instance, queues, self.tickets, self._begin)
         self.arrivals = Arrivals(queues)
 
     def _room(self, rendezvous: Rendezvous) -> object:

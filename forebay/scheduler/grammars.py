@@ -11,6 +11,7 @@ from forebay.base.errors import EngineError, ForebayError, InvalidRequest
 from forebay.base.parts import Mask
 from forebay.memory.slots import NO_IDS, Ids
 from forebay.requests.request import Request
+from forebay.scheduler.journal import Compiled, Journal
 from forebay.scheduler.step_draft import StepDraft
 
 
@@ -74,14 +75,20 @@ class Constraints:
         self.unready.pop(req.id, None)
         self.grammars.ended(req)
 
-    def refused(self) -> Iterator[tuple[Request, ForebayError]]:
+    def refused(self, journal: Journal | None = None) -> Iterator[tuple[Request, ForebayError]]:
         """Update which grammars are compiled; yield the requests whose grammar cannot be used, with the error."""
         for req in list(self.unready.values()):
+            refused: ForebayError | None = None
             try:
-                if self.grammars.ready(req):
-                    del self.unready[req.id]
+                if not self.grammars.ready(req):
+                    continue
+                del self.unready[req.id]
             except ForebayError as error:
-                yield req, error
+                refused = error
+            if journal is not None:
+                journal(Compiled(req.id, refused is not None))
+            if refused is not None:
+                yield req, refused
 
     def wait(self, timeout_s: float) -> None:
         """Wait up to `timeout_s` for a grammar that is being compiled; return at once if none is."""

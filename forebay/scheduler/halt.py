@@ -14,6 +14,7 @@ from forebay.requests.request import Status
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Failure, FinishReason, Update
 from forebay.scheduler.handoff import ASLEEP
+from forebay.scheduler.journal import Forgotten, Halted, HaltPlanning, Planned, Resumed, Reweighed
 from forebay.scheduler.queues import Flight
 from forebay.scheduler.scheduler import NO_LIMIT, Scheduler
 from forebay.scheduler.suspects import Suspects
@@ -33,6 +34,8 @@ class Halt:
 
     def __init__(self, scheduler: Scheduler, mode: Mode) -> None:
         self._scheduler, self._queues, self.mode = scheduler, scheduler.queues, mode
+        if self._queues.journal is not None:
+            self._queues.journal(Halted(mode.value))
         self._queues.admits = False
         scheduler.handoff.drain()
 
@@ -47,6 +50,8 @@ class Halt:
         """Decide the next step of the halt, or return None if a commit must come first, or if it is `done`."""
         queues = self._queues
         self._scheduler.handoff.drain()
+        if queues.journal is not None:
+            queues.journal(HaltPlanning(now, width, mixed_limit))
         if self.mode is Mode.WAIT:
             if (plan := self._scheduler.plan(now, width, mixed_limit)) is not None:
                 return plan
@@ -58,6 +63,8 @@ class Halt:
             return None
         plan = queues.memory.launch(NO_IDS, [])  # without requests: it copies retracted memory to the host
         queues.flights.append(Flight(plan, []))
+        if queues.journal is not None:
+            queues.journal(Planned.of(plan))
         return plan
 
     def _end_running(self) -> None:
@@ -75,29 +82,43 @@ class Halt:
 
 def resume(scheduler: Scheduler, now: float) -> None:
     """Admit requests again. The time of the halt does not count towards their stall time-out."""
+    if scheduler.queues.journal is not None:
+        scheduler.queues.journal(Resumed(now))
     scheduler.queues.admits = True
     for req in scheduler.queues.waiting:
         req.last_progress = now
     scheduler.handoff.resume()
 
 
-def forget_caches(scheduler: Scheduler) -> None:
+def forget_caches(scheduler: Scheduler, now: float) -> None:
     """Reset all pools after a halt, because the caches on the device are released. Copies on the host stay (C25)."""
+    _forget(scheduler, now, keeps=False)
     scheduler.memory.clear([], committed=scheduler.pools.steps.committed, released=True)
 
 
-def keep_cached(scheduler: Scheduler) -> dict[str, Ids]:
+def keep_cached(scheduler: Scheduler, now: float) -> dict[str, Ids]:
     """Release all memory, but keep as much of the cache as fits into host memory.
 
     Returns the places of the kept cache, by kind. Their content must be back there before the next step.
     """
+    _forget(scheduler, now, keeps=True)
     return scheduler.memory.keep_cached()
+
+
+def _forget(scheduler: Scheduler, now: float, *, keeps: bool) -> None:
+    """End the retentions that are over: an idle engine plans no step that does."""
+    if scheduler.queues.journal is not None:
+        scheduler.queues.journal(Forgotten(now, keeps))
+    for retention in scheduler.memory.tiers.retentions:
+        retention.expire(now)
 
 
 def weights_changed(scheduler: Scheduler, version: int) -> None:
     """After a halt: drop all that was computed with other weights. A request that has output restarts from its prompt,
     and its client gets an update that says so: no answer mixes two versions."""
     queues = scheduler.queues
+    if queues.journal is not None:
+        queues.journal(Reweighed(version))
     queues.weight_version, queues.suspects = version, Suspects()
     scheduler.memory.clear([])
     for req in (*queues.pending, *queues.waiting):

@@ -18,6 +18,7 @@ from forebay.requests.request import Request
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Closed, Event, Rendezvous, digest_of
 from forebay.requests.updates import Failure, FinishReason, Update
+from forebay.scheduler.journal import Transferred
 from forebay.scheduler.queues import Queues
 from forebay.scheduler.spare_places import SparePlaces
 from forebay.scheduler.tickets import OpenTicket, Tickets
@@ -111,6 +112,8 @@ class Handoff:
 
     def take(self, event: Event, now: float) -> None:
         """Something has happened to a transfer. What that means for requests is among the scheduler's updates."""
+        if self.queues.journal is not None:
+            self.queues.journal(Transferred.of(event, now))
         open_ticket = self.tickets.open.get(event.ticket)
         if open_ticket and isinstance(event, Closed):
             self._close(open_ticket, now)

@@ -20,6 +20,7 @@ from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import CacheReport
 from forebay.scheduler.counters import OF_SCHEDULER, zeros
 from forebay.scheduler.grammars import Constraints
+from forebay.scheduler.journal import Journal
 from forebay.scheduler.memory.engine_memory import EngineMemory
 from forebay.scheduler.suspects import Suspects
 
@@ -121,6 +122,7 @@ class Queues:
         self.weight_version = 0  # of the weights that compute whatever is computed now
         self.suspects = Suspects()
         self.counters = zeros(OF_SCHEDULER)
+        self.journal: Journal | None = None  # None: inputs are not recorded
 
     @property
     def is_saving(self) -> bool:

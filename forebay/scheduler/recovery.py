@@ -101,7 +101,7 @@ def stuck_requests(queues: Queues, *, may_admit: bool) -> list[Ending]:
 
     In this case slots have leaked. A request that no longer fits ends now, not at its time-out, so that it does not
     block other requests."""
-    busy = not may_admit or queues.flights or queues.pools.deferred.entries or queues.transferring
+    busy = not (may_admit and queues.admits) or queues.flights or queues.pools.deferred.entries or queues.transferring
     if busy or queues.constraints.unready:
         return []
     if queues.num_running:

@@ -26,6 +26,20 @@ from forebay.scheduler.audit import audit
 from forebay.scheduler.encoding import attach_pictures, release_pictures
 from forebay.scheduler.grammars import Constraints, Grammars
 from forebay.scheduler.handoff import Handoff
+from forebay.scheduler.journal import (
+    Aborted,
+    Added,
+    Committed,
+    Drafted,
+    Expired,
+    Flushed,
+    FlushedOn,
+    Planned,
+    Planning,
+    Reclaimed,
+    Recovering,
+    StepFailed,
+)
 from forebay.scheduler.limits import check_fits, check_room, overdue
 from forebay.scheduler.output_processor import OutputProcessor, by_request, charge_step
 from forebay.scheduler.preemption import Preemption
@@ -75,6 +89,8 @@ class Scheduler:
     def add(self, req: Request, now: float, pictures: Sequence[Picture] = ()) -> None:
         """Queue a request, or raise InvalidRequest, RequestTooLarge or Overloaded with the numbers and keep nothing of
         it."""
+        if self.queues.journal is not None:
+            self.queues.journal(Added.of(req, now, len(pictures)))
         self.queues.now = now
         if req.id in self.requests:
             raise InvalidRequest(f"request id {req.id} is in use")
@@ -115,11 +131,15 @@ class Scheduler:
 
     def abort(self, request_id: int) -> None:
         """End a request, in whatever state it is. An unknown or ended request is ignored."""
+        if self.queues.journal is not None:
+            self.queues.journal(Aborted(request_id))
         if req := self.requests.get(request_id):
             self.outputs.finish(req, FinishReason.ABORT)
 
     def expire(self, now: float) -> None:
         """End the requests that exceed a time limit of the queue, of a request, or between two tokens."""
+        if self.queues.journal is not None:
+            self.queues.journal(Expired(now))
         self.handoff.expire(now)
         for req in list(self.requests.values()):
             if error := overdue(req, self.config, now, self.queues.admits) or self.handoff.overdue(req, now):
@@ -133,6 +153,8 @@ class Scheduler:
         Decodes compute up to `width` tokens each, all but the first of them drafts, unless the step has prompts.
         Prompts have at most `mixed_limit` tokens beside decodes.
         """
+        if self.queues.journal is not None:
+            self.queues.journal(Planning(now, width, mixed_limit, self.chunk_limit))
         self.queues.now = now
         if width > 1 and self.proposer and self.queues.flights:
             return None  # a proposer on the host must know the last token
@@ -141,11 +163,10 @@ class Scheduler:
         decoding, rows = self.memory.allocator.decode(self.queues.running, active)
         if decoding or not self.queues.running.reqs:
             self.ratio.after_decode()
-        may_admit = roomy and self.queues.admits
-        started = self._cut_prompts(now, may_admit, mixed_limit)
+        started = self._cut_prompts(now, roomy, mixed_limit)
         draft = self.pools.draft
         if not (draft.chunks or decoding or draft.encodes or draft.copies_tiers):
-            self.outputs.finish_each(stuck_requests(self.queues, may_admit=may_admit))
+            self.outputs.finish_each(stuck_requests(self.queues, may_admit=roomy))
             return None
         if width > 1:
             self._propose(decoding, rows, width)
@@ -162,6 +183,8 @@ class Scheduler:
         )
         if draft.chunks:
             self.queues.launch_extends(draft.chunks)
+        if self.queues.journal is not None:
+            self.queues.journal(Planned.of(plan))
         return plan
 
     def _before_plan(self, now: float) -> None:
@@ -173,7 +196,7 @@ class Scheduler:
             if retention.nodes:
                 retention.expire(now)
         if self.queues.constraints.unready:
-            self.outputs.finish_each(self.queues.constraints.refused())
+            self.outputs.finish_each(self.queues.constraints.refused(self.queues.journal))
         if self.queues.suspects.groups:
             requeue_unsuspected(self.queues)
         elif self.queues.blocked:
@@ -189,6 +212,8 @@ class Scheduler:
         table = self.pools.table
         most = self.handoff.most_drafts(reqs, np.minimum(table.max_kv_len[rows] - table.kv_bound[rows], width - 1))
         counts, tokens = draft_tokens(self.proposer, reqs, most, self.queues.constraints, self.pools.pictures)
+        if self.proposer and self.queues.journal is not None:
+            self.queues.journal(Drafted(counts[most > 0].tolist()))
         if counts.any():
             self.counters["draft_tokens"] += self.memory.allocator.add_drafts(rows, counts, tokens)
 
@@ -197,7 +222,7 @@ class Scheduler:
         returned."""
         queues = self.queues
         queues.blocked = None
-        starts = may_admit and bool(queues.waiting.of)
+        starts = may_admit and queues.admits and bool(queues.waiting.of)
         if not (queues.extending or starts):
             return []
         num_tokens = min(self.config.chunked_prefill_size, self.chunk_limit)
@@ -220,11 +245,13 @@ class Scheduler:
         """Process the result of the oldest launched step.
 
         Each of its requests gets one update, and a second one if it fails after a token."""
+        if self.queues.journal is not None:
+            self.queues.journal(Committed.of(plan, result, now, self.queues.step_cost))
         flight = self.queues.flights.popleft()
         assert flight.plan is plan, f"step {plan.step} was committed before step {flight.plan.step}"
         sampled = by_request(flight, result)
         # First, so that nothing below keeps values that are not finite (C30).
-        failed = [flight.reqs[i] for i in result.failed]
+        failed = list(map(flight.reqs.__getitem__, result.failed))
         if failed:
             self.outputs.end_failed(failed, sampled, now)
         self.memory.commit(plan, [chunk.stop for chunk in flight.chunks], result.num_new, result.counts, result.lost)
@@ -247,10 +274,14 @@ class Scheduler:
 
     def fail(self, plan: StepPlan, error: ForebayError) -> None:
         """Handle that the oldest launched step did not complete; see `Recovery.fail`."""
+        if self.queues.journal is not None:
+            self.queues.journal(StepFailed(plan.step, error.code))
         self.recovery.fail(plan, error)
 
     def recover(self, error: ForebayError, culprit: Request | None) -> bool:
         """Handle an error that no step raised; see `Recovery.recover`."""
+        if self.queues.journal is not None:
+            self.queues.journal(Recovering(culprit.id if culprit else -1, error.code))
         return self.recovery.recover(error, culprit)
 
     def _release_finished(self, flight: Flight, failed: Collection[Request]) -> None:
@@ -294,11 +325,13 @@ class Scheduler:
     def flush_cache(self) -> int:
         """Begin to drop every prefix that no request holds, and return the number of their pages. `continue_flush`,
         to be called between steps, does the rest."""
+        if self.queues.journal is not None:
+            self.queues.journal(Flushed())
         self.memory.tiers.clear()
         if self.pools.ghosts is not None:
             self.pools.ghosts.clear()
         count = self.pools.cache.begin_flush()
-        self.continue_flush()
+        self.pools.cache.continue_flush()
         return count
 
     @property
@@ -308,6 +341,8 @@ class Scheduler:
 
     def continue_flush(self) -> bool:
         """Drop one slice, which takes less than 1 ms; return whether more is left."""
+        if self.queues.journal is not None and self.flushing:
+            self.queues.journal(FlushedOn())
         return self.pools.cache.continue_flush()
 
     def audit(self) -> None:
@@ -324,6 +359,8 @@ class Scheduler:
     def reclaim_leaks(self) -> int:
         """When idle: quarantine pages that no living request holds, so that a leak is counted and never reused."""
         assert self.queues.idle, "only an idle engine can tell a leak from a page in use"
+        if self.queues.journal is not None:
+            self.queues.journal(Reclaimed())
         return quarantine_leaks(self.queues)
 
     def state(self, now: float) -> SchedulerState:

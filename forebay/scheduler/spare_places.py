@@ -11,6 +11,7 @@ from forebay.memory.radix_node import MISSES
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Span, Ticket
+from forebay.scheduler.journal import SetAside
 from forebay.scheduler.queues import Queues
 from forebay.scheduler.tickets import OpenTicket, Tickets
 
@@ -33,6 +34,8 @@ class SparePlaces:
         """Reserve places for all that layers keep of `num_tokens` tokens, until the ticket is closed. Raises
         Unavailable if there are none."""
         memory, pools = self.queues.memory, self.queues.pools
+        if self.queues.journal is not None:
+            self.queues.journal(SetAside(ticket, num_tokens))
         if pools.scarce or not pools.rows.available_size() or not 0 < num_tokens <= self.most_tokens:
             raise Unavailable(
                 f"there is no room for {num_tokens} tokens beside what runs, at most {self.most_tokens}", code="no_room"

@@ -37,6 +37,7 @@ from forebay.server.admin import (
     information,
     models,
     occupation,
+    recorder,
     slots,
     state,
     transfers,
@@ -97,6 +98,7 @@ ROUTES: Final[tuple[Route[ServerContext], ...]] = (
     *transfers.ROUTES,
     *adapters.ROUTES,
     *weights.ROUTES,
+    *recorder.ROUTES,
 )
 
 

@@ -31,7 +31,18 @@ async def serve(
     engine.link.on_sleep, engine.link.on_wake = tokenizer.release_memory, tokenizer.wake
     try:
         app, lifecycle = create_app(context), context.lifecycle
-        await listen(config, app, lifecycle, engine.link, sock=sock, inherited=inherited, on_ready=on_ready, stop=stop)
+        recordings = engine.link.recordings
+        await listen(
+            config,
+            app,
+            lifecycle,
+            engine.link,
+            sock=sock,
+            inherited=inherited,
+            on_ready=on_ready,
+            stop=stop,
+            on_user_signal=(lambda: recordings.begin("SIGUSR1", last=True)) if recordings.enabled else None,
+        )
     finally:
         if context.tracer is not None:
             await asyncio.to_thread(context.tracer.close)

@@ -106,7 +106,7 @@ class ScriptedEngine:
         self.sock, theirs = socket.socketpair()
         self.channel: Channel[ToEngine] = Channel(theirs, ToEngine)
         self.encoder = FrameEncoder()
-        self.config = config
+        self.config, self.records = config, None
         self.pid = 1
         self.stopped = False
         self.grace_s = -1.0  # of the last `stop`

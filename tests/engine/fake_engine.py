@@ -16,7 +16,7 @@ from forebay.base.errors import ModelError
 from forebay.config.engine_config import EngineConfig
 from forebay.engine.frames import Ready
 from forebay.engine.loop.core import EngineCore
-from forebay.engine.loop.process import our_end, serve
+from forebay.engine.loop.process import our_buffer, our_end, serve
 from tests.engine.engine_fakes import READY, changed, fake_core
 
 ENTRY = ("-P", "-m", "tests.engine.fake_engine")
@@ -39,7 +39,8 @@ def build(config: EngineConfig, clock: RunClock) -> tuple[EngineCore, Ready]:
 
 
 def main() -> NoReturn:
-    os._exit(serve(our_end(sys.argv[1:]), build))
+    words = sys.argv[1:]
+    os._exit(serve(our_end(words), build, buffer=lambda: our_buffer(words)))
 
 
 if __name__ == "__main__":

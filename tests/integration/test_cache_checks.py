@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.engine.loop.cache_checks import CHECK
 from forebay.engine.loop.core import close
 from forebay.memory.tier import Prefix
 from forebay.requests.sampling_params import SamplingParams
+from forebay.scheduler.checked_prefixes import CHECK
 from tests.integration.rig import Engine, Rig
 from tests.kernels import NATIVE
 from tests.models.adapters import adapted

@@ -19,6 +19,7 @@ from tests.mutants.dense import DENSE
 from tests.mutants.encoders import ENCODERS
 from tests.mutants.engine import ENGINE
 from tests.mutants.experts import EXPERTS
+from tests.mutants.flights import FLIGHTS
 from tests.mutants.formats import FORMATS
 from tests.mutants.gemma4 import GEMMA4
 from tests.mutants.gpu import GPU
@@ -65,6 +66,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *GRAMMAR,
     *GPU,
     *POOLING,
+    *FLIGHTS,
     *VERIFY,
     *COMPRESSED,
     *SPARSE,

@@ -214,7 +214,7 @@ SCHEDULER = (
     Mutant(
         "C30 a chunk that samples nothing is looked at as well",
         "scheduler/scheduler.py",
-        "        failed = [flight.reqs[i] for i in result.failed]\n",
+        "        failed = list(map(flight.reqs.__getitem__, result.failed))\n",
         "        failed = [flight.reqs[i] for i in result.failed if plan.sample_mask[i]]\n",
         "scheduler/test_prefix_cache.py::"
         "test_a_chunk_that_is_not_finite_is_not_adopted_though_nothing_was_sampled_from_it",
@@ -279,7 +279,7 @@ SCHEDULER = (
     Mutant(
         "C27 who can never start ends at once",
         "scheduler/scheduler.py",
-        "            self.outputs.finish_each(stuck_requests(self.queues, may_admit=may_admit))\n",
+        "            self.outputs.finish_each(stuck_requests(self.queues, may_admit=roomy))\n",
         "",
         "engine/test_faults.py::test_who_waits_when_memory_turns_out_to_be_lost_ends_typed_and_the_others_run",
     ),
@@ -762,7 +762,7 @@ SCHEDULER = (
     Mutant(
         "C25 nothing that waits starts while the scheduler comes to a halt",
         "scheduler/scheduler.py",
-        "starts = may_admit and bool(queues.waiting.of)",
+        "starts = may_admit and queues.admits and bool(queues.waiting.of)",
         "starts = bool(queues.waiting.of)",
         "scheduler/test_halt.py::test_halted_scheduler_finishes_what_runs_and_admits_what_waits_once_it_goes_on",
     ),

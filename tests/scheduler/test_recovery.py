@@ -70,11 +70,11 @@ def flush(rig: Rig) -> None:
 
 
 def sleep(rig: Rig) -> None:
-    forget_caches(rig.scheduler)
+    forget_caches(rig.scheduler, 0.0)
 
 
 def sleep_and_keep(rig: Rig) -> None:
-    keep_cached(rig.scheduler)
+    keep_cached(rig.scheduler, 0.0)
 
 
 def other_weights(rig: Rig) -> None:

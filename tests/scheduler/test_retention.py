@@ -183,7 +183,7 @@ def test_c25_sleep_ends_what_is_kept_unless_the_cache_outlasts_it() -> None:
         rig = Rig(kinds=kind_config(slot_bytes={"kv": 1}, retraction_host_bytes=1 << 20))
         ask(rig, PROMPT, RetentionRequest(16, 300.0))
         assert Halt(rig.scheduler, Mode.WAIT).done
-        (keep_cached if keeps else forget_caches)(rig.scheduler)
+        (keep_cached if keeps else forget_caches)(rig.scheduler, rig.now)
         resume(rig.scheduler, 100.0)
         rig.now = 100.0
         assert rig.scheduler.pools.cache.retention.num_pages == 4 * keeps

@@ -12,6 +12,7 @@ import numpy as np
 
 from forebay.base.errors import Conflict, NotFound, Unavailable
 from forebay.base.room import Room
+from forebay.engine.client.recordings import Recordings
 from forebay.engine.frames import Beat, Checked, LoadedAdapter, Ready, ReuseReport, State, TreePart, Updates
 from forebay.engine.stream import Receiver
 from forebay.memory.radix_node import OPERATOR, Branch
@@ -163,6 +164,7 @@ class FakeEngine:
         self.last_tick_age_s = 0.0
         self.is_ready = True
         self.link = self
+        self.recordings = Recordings(None, dict, has_tokens=False)
         self.running: dict[int, FakeStream] = {}
         self.submitted: list[FakeStream] = []
         self.namespaces: list[str] = []

@@ -14,13 +14,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from forebay.engine.loop.cache_checks import CHECK, CHECK_ID, CacheChecks, Differing
+from forebay.engine.loop.cache_checks import CHECK_ID, CacheChecks, Differing
 from forebay.engine.loop.core import stop_check
 from forebay.memory.slots import Ids
 from forebay.memory.tier import DEVICE
 from forebay.requests.request import Request
 from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.requests.updates import Update
+from forebay.scheduler.checked_prefixes import CHECK
 from tests.simulation.command_line import command_line
 from tests.simulation.event_log import Outcome
 from tests.simulation.hashing import U64

@@ -254,7 +254,14 @@ class SleepingSimulation(Sleeping, Simulation):
         )
 
 
-def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0, *, keeping: bool = False) -> SleepOutcome:
+def run_seed(
+    seed: int,
+    grammars: float = 0.0,
+    restricted: float = 0.0,
+    *,
+    keeping: bool = False,
+    make: type[SleepingSimulation] = SleepingSimulation,
+) -> SleepOutcome:
     """As the simulator's. Time-outs are tested elsewhere: what was asleep has all the time."""
     rng, widths = Random(f"{seed} asleep"), Random(f"{seed} widths")
     config = with_speculation(widths, random_config(rng))
@@ -270,7 +277,7 @@ def run_seed(seed: int, grammars: float = 0.0, restricted: float = 0.0, *, keepi
             if keeping:
                 config, load = with_keeping(Random(f"{seed} keeping"), config, load)
             chance = rng.choice([0.02, 0.1, 0.3])
-            return SleepingSimulation(
+            return make(
                 config,
                 load,
                 rng,

@@ -72,7 +72,7 @@ def test_c22_c25_time_asleep_within_one_turn_is_not_delay(seed: int) -> None:
 
 @mutation
 def the_prefix_cache_is_kept_over_a_release(patch: Patch) -> None:
-    patch.setattr(sleep, "forget_caches", lambda scheduler: None)
+    patch.setattr(sleep, "forget_caches", lambda scheduler, now: None)
     patch.setattr(SleepingSimulation, "_check_clear", lambda self: None)
 
 
@@ -160,7 +160,7 @@ def requests_start_while_the_engine_comes_to_a_halt(patch: Patch) -> None:
 
 @mutation
 def requests_that_waited_through_a_release_wait_for_a_step_that_never_comes(patch: Patch) -> None:
-    def mutated(scheduler: Scheduler) -> None:
+    def mutated(scheduler: Scheduler, now: float) -> None:
         pools = scheduler.pools
         scheduler.memory.clear([], committed=pools.steps.committed, released=True)
         for req in scheduler.queues.waiting:

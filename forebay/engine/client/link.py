@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Self, cast
 
 from forebay.base.errors import EngineError, Unavailable, from_code
@@ -13,6 +14,7 @@ from forebay.base.loop_clock import LoopClock
 from forebay.engine.channel import MAX_FRAME_BYTES, ChannelError, FrameDecoder
 from forebay.engine.client.mailboxes import Mailboxes
 from forebay.engine.client.questions import Question, Questions
+from forebay.engine.client.recordings import Recordings
 from forebay.engine.frames import (
     WEIGHTS,
     AbortRequest,
@@ -55,6 +57,8 @@ class EngineLink:
         self._lost: asyncio.Event = asyncio.Event()  # the socket is closed
         self.mailboxes = Mailboxes(self.abort)
         self._questions = Questions(self.send)
+        recorder = process.config.recorder
+        self.recordings = Recordings(process.records, partial(_model, self._ready), has_tokens=recorder.record_tokens)
         self._closing = False
         self._clock = clock
         self._heard_at = self._clock()
@@ -193,6 +197,7 @@ class EngineLink:
     def _note(self, state: State) -> None:
         """Keep the latest state, and call `on_sleep` once the weights are released."""
         had_released, self.last_state = self._has_released_weights, state
+        self.recordings.note(state.counters)
         if self._has_released_weights and not had_released:
             self.on_sleep()
 
@@ -211,6 +216,8 @@ class EngineLink:
     def _died_of(self, failure: Failure) -> None:
         if self.dead is None:
             log.error(event("engine_dead", cause=failure.message))
+            if self._loop.is_running():
+                self.recordings.begin(f"the engine died: {failure.message}", last=True)
             self._end(failure, Unavailable("the engine died while it worked on this request", code="engine_dead"))
 
     def _end(self, failure: Failure, reason: Unavailable) -> None:
@@ -241,6 +248,12 @@ class EngineLink:
             await asyncio.wait_for(self._lost.wait(), grace_s)
         self._transport.abort()
         await asyncio.to_thread(self.process.stop, grace_s)
+        await self.recordings.settle()
+
+
+def _model(ready: asyncio.Future[Ready]) -> dict[str, str]:
+    """Describe the model of an engine in files of its flight recorder."""
+    return {"model_type": ready.result().model_type} if ready.done() and ready.exception() is None else {}
 
 
 class _Protocol(asyncio.Protocol):

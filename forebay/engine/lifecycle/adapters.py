@@ -23,6 +23,7 @@ from forebay.engine.frames import LoadAdapter, LoadedAdapter, UnloadAdapter
 from forebay.formats.store import hold
 from forebay.memory.adapters import AdapterLoad
 from forebay.requests.updates import Failure, FinishReason
+from forebay.scheduler.journal import Beyond
 from forebay.scheduler.scheduler import Scheduler
 
 COPY_S: Final = 0.001  # between two steps
@@ -146,6 +147,8 @@ class AdapterLoader:
 
     def handle(self, frame: LoadAdapter | UnloadAdapter) -> None:
         """Begin a load or an unload."""
+        if self._scheduler.queues.journal is not None:
+            self._scheduler.queues.journal(Beyond("an adapter is loaded or unloaded"))
         try:
             if isinstance(frame, LoadAdapter):
                 self._begin(frame)

@@ -9,7 +9,9 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import FileIO
 
+from forebay.base.record_buffer import RecordBuffer
 from forebay.config.engine_config import EngineConfig
 from forebay.engine.channel import FrameEncoder
 from forebay.engine.frames import Configure
@@ -18,12 +20,14 @@ from forebay.engine.lifecycle.spawn import ENTRY, Spawned, spawn
 
 @dataclass(frozen=True, slots=True)
 class EngineProcess:
-    """A started engine and our end of its channel. Owns both; `stop` gives them back."""
+    """A started engine and our end of its channel. Owns both; `stop` gives them back. `records` is its flight recorder,
+    which outlives it."""
 
     child: subprocess.Popen[bytes]
     sock: socket.socket
     encoder: FrameEncoder  # of our direction: its sequence goes on after `Configure`
     config: EngineConfig
+    records: RecordBuffer | None = None
 
     @property
     def pid(self) -> int:
@@ -48,11 +52,21 @@ def launch(config: EngineConfig, *, entry: Sequence[str] = ENTRY) -> EngineProce
 def configure(spawned: Spawned, config: EngineConfig) -> EngineProcess:
     """Send its configuration to a process that was started ahead, and own the process from here on. The configuration
     travels over the channel: neither arguments nor environment show it."""
+    buffer = _buffer(spawned.memory, config.recorder.flight_recorder)
     encoder = FrameEncoder()
     frame = Configure(config)
     with contextlib.suppress(OSError):  # it is dead already, which end-of-file will tell with the exit code at hand
         spawned.sock.sendall(encoder.encode(frame))
-    return EngineProcess(spawned.child, spawned.sock, encoder, config)
+    return EngineProcess(spawned.child, spawned.sock, encoder, config, buffer)
+
+
+def _buffer(memory: FileIO | None, num_bytes: int) -> RecordBuffer | None:
+    """Make a buffer in memory that the engine shares, None if none is asked for, and close it. The size of the memory
+    tells the engine whether there is one."""
+    if memory is None:
+        return None
+    with memory:
+        return RecordBuffer.of(memory.fileno(), num_bytes) if num_bytes else None
 
 
 def describe_exit(code: int | None) -> str:

@@ -237,17 +237,15 @@ class Sleeper:
         log.info(event("asleep", released=",".join(tags), seconds=self._last_sleep_s, **kept))
 
     def _empty_caches(self) -> None:
-        for retention in self._scheduler.memory.tiers.retentions:
-            retention.expire(self._clock())  # an idle engine plans no step that does
         if self.keep_prefix_cache:
             try:
-                places = keep_cached(self._scheduler)
+                places = keep_cached(self._scheduler, self._clock())
                 self._kept_bytes = self._memory.keep(places)
                 self._kept_tokens = len(places[KV]) * self._scheduler.pools.page_size
                 return
             except (MemoryError, RuntimeError) as error:  # torch's, where there is no memory for the copies
                 log.error(event("prefix_cache_not_kept", reason=str(error), effect="its prompts are computed again"))
-        forget_caches(self._scheduler)
+        forget_caches(self._scheduler, self._clock())
 
     def _resume(self, tags: Collection[str]) -> None:
         unknown = sorted(set(tags) - set(TAGS))

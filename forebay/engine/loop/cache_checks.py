@@ -22,11 +22,12 @@ from forebay.requests.account import Account
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Update
+from forebay.scheduler.checked_prefixes import CHECK, clear_checks
 from forebay.scheduler.counters import OF_REQUESTS
+from forebay.scheduler.journal import Beyond, CheckEnded, ChecksCleared
 from forebay.scheduler.memory.tier_copies import namespace_in
 from forebay.scheduler.scheduler import NO_LIMIT, Scheduler
 
-CHECK: Final = "\0check"  # the namespace and the tenant of what is computed again
 CHECK_ID: Final = 1 << 62  # of the request: no client's has it
 _EVICTS: Final = 16  # a check evicts no more than one in so many pages of the device
 _STEP_S: Final = 0.02  # of a step: a request that arrives meanwhile waits no longer
@@ -272,6 +273,8 @@ class CacheChecks(Checks):
         entry, self._entry = self._entry, None
         self._scheduler.chunk_limit = NO_LIMIT
         self._scheduler.counters.update(self._counted)
+        if self._scheduler.queues.journal is not None:
+            self._scheduler.queues.journal(CheckEnded())
         del self._scheduler.queues.accounts[CHECK]
         return entry
 
@@ -290,13 +293,9 @@ class CacheChecks(Checks):
 
     def _clear(self) -> bool:
         """Drop what was computed again; return whether all of it is gone: steps in flight may use some."""
-        cache, gone = self._scheduler.pools.cache, True
-        for name, root in [*cache.index.roots.items()]:
-            if name.endswith(f"/{CHECK}"):
-                for child in [*root.children.values()]:
-                    num_pages = sum(len(node.pages) for node in cache.index.subtree(child))
-                    gone &= cache.discard(child.key, 0, name) == num_pages
-        return gone
+        if self._scheduler.queues.journal is not None:
+            self._scheduler.queues.journal(ChecksCleared())
+        return clear_checks(self._scheduler.pools.cache)
 
     # -- comparing ----------------------------------------------------------------------------------------------------
 
@@ -329,6 +328,7 @@ class CacheChecks(Checks):
         tier = comparison.entry.tier
         differing = self._compare(tier.name, {part.kind: part.there}, {part.kind: part.here})
         if differing is None:  # read and refused by the tier itself: a loss, and no divergence
+            self._note_drop()
             tier.cache.discard(comparison.entry.prefix.key, int(part.pages[0]), comparison.entry.prefix.namespace)
             return self.stop()
         pages = part.pages[differing[part.kind]]
@@ -346,8 +346,13 @@ class CacheChecks(Checks):
         self._comparison = None
         self._clear()
 
+    def _note_drop(self) -> None:
+        if self._scheduler.queues.journal is not None:
+            self._scheduler.queues.journal(Beyond("an entry of the prefix cache differed, and was dropped"))
+
     def _drop(self, entry: Entry, first: int) -> None:
         """Drop an entry from page number `first` on, with all that is cached behind it, and log its history."""
+        self._note_drop()
         tiers, page_size = self._scheduler.memory.tiers, self._scheduler.config.page_size
         key, histories, mover = entry.prefix.key, [], ""
         for tier in (tiers.device, *tiers.all):

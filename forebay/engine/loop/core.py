@@ -32,6 +32,7 @@ from forebay.requests.request import Request, RequestFault
 from forebay.requests.sampling_params import check_token_ids
 from forebay.requests.step_plan import Launched, Runner, StepPlan
 from forebay.requests.updates import Update
+from forebay.scheduler.journal import Measured
 from forebay.scheduler.scheduler import NO_LIMIT, Scheduler
 from forebay.speculation.adaptive import Mark, Widths
 
@@ -358,7 +359,7 @@ class EngineCore:
     def _measured(self, plan: StepPlan, width: int, work: int, num_tokens: int, seconds: float) -> None:
         """Record that a step took `seconds` for `work` tokens, and brought `num_tokens`."""
         if self._measures_loads:
-            self.scheduler.memory.tiers.measured(plan, seconds)
+            _measured_loads(self.scheduler, plan, seconds)
         with_prompts = bool(plan.num_extends or plan.pictures.encodes)
         if self._widths and with_prompts:
             self._widths.mixed_ended()
@@ -422,6 +423,13 @@ def _loader(scheduler: Scheduler, sleeper: Sleeper, memory: AdapterMemory, clock
     loader = AdapterLoader(scheduler, memory, clock, is_there=lambda: sleeper.has_weights)
     sleeper.on_weights = loader.read_again
     return loader
+
+
+def _measured_loads(scheduler: Scheduler, plan: StepPlan, seconds: float) -> None:
+    """Record the duration of a step, by which loads from other tiers of the cache are chosen."""
+    if scheduler.queues.journal is not None:
+        scheduler.queues.journal(Measured(plan.step, seconds))
+    scheduler.memory.tiers.measured(plan, seconds)
 
 
 def work_of(plan: StepPlan, pictures: PictureConfig | None) -> int:

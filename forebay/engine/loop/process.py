@@ -25,12 +25,14 @@ from forebay.base.clock import RunClock
 from forebay.base.errors import ConfigError, EngineError, ForebayError, ModelError
 from forebay.base.exit_codes import EXIT_FAILED, EXIT_REFUSED
 from forebay.base.log import event, get_logger, setup_logging
+from forebay.base.record_buffer import RecordBuffer
 from forebay.base.signals import ENDING
 from forebay.config.engine_config import EngineConfig
 from forebay.engine.channel import Channel, ChannelClosed, ChannelError
 from forebay.engine.frames import Configure, Dead, Ready, Shutdown, ToEngine
 from forebay.engine.loop.core import EngineCore, close
 from forebay.engine.loop.loop import EngineLoop
+from forebay.engine.recorder import recorder
 from forebay.requests.updates import Failure
 
 Build = Callable[[EngineConfig, RunClock], tuple[EngineCore, Ready]]
@@ -46,7 +48,7 @@ log = get_logger("engine")
 def our_end(words: Sequence[str]) -> socket.socket:
     """The end of the channel that `spawn` names. From here on the kernel ends us with our parent, if it named that: at
     once, where importing torch or loading weights would keep the watch on the channel waiting."""
-    fd, parent_pid = map(int, words)
+    fd, *_, parent_pid = map(int, words)
     if parent_pid:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -55,9 +57,21 @@ def our_end(words: Sequence[str]) -> socket.socket:
     return socket.socket(fileno=fd)
 
 
-def serve(sock: socket.socket, build: Build, *, ahead: Callable[[], None] = lambda: None) -> int:
+def our_buffer(words: Sequence[str]) -> RecordBuffer | None:
+    """The memory for the flight recorder that `spawn` names, once it has its size; None if there is none."""
+    _, memory, _ = map(int, words)
+    return RecordBuffer.existing(memory) if memory >= 0 else None
+
+
+def serve(
+    sock: socket.socket,
+    build: Build,
+    *,
+    ahead: Callable[[], None] = lambda: None,
+    buffer: Callable[[], RecordBuffer | None] = lambda: None,
+) -> int:
     """Be the engine at this end of `sock`; returns the process's exit code. `ahead` does the work that needs no
-    configuration."""
+    configuration. `buffer` returns the memory of the flight recorder, once the configuration has come."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     _exit_with_peer(sock)
@@ -65,7 +79,7 @@ def serve(sock: socket.socket, build: Build, *, ahead: Callable[[], None] = lamb
     code = 0
     try:
         ahead()
-        _run(channel, build)
+        _run(channel, build, buffer)
     except ChannelClosed:
         pass
     except Exception as error:
@@ -84,7 +98,7 @@ def serve(sock: socket.socket, build: Build, *, ahead: Callable[[], None] = lamb
     return code
 
 
-def _run(channel: Channel[ToEngine], build: Build) -> None:
+def _run(channel: Channel[ToEngine], build: Build, buffer: Callable[[], RecordBuffer | None]) -> None:
     frames: list[ToEngine] = []
     while not frames:
         frames = channel.receive(None)
@@ -98,6 +112,8 @@ def _run(channel: Channel[ToEngine], build: Build) -> None:
         return
     clock = RunClock()
     core, ready = build(configure.config, clock)
+    if (memory := buffer()) is not None:
+        recorder.start(core.scheduler, memory)
     # What is alive now stays: the collector need not walk it in the middle of a step.
     gc.freeze()
     gc.enable()
@@ -144,7 +160,8 @@ def main() -> NoReturn:
             plant_armed()
         return build_engine(config, clock)
 
-    code = serve(our_end(sys.argv[1:]), build, ahead=ahead)
+    words = sys.argv[1:]
+    code = serve(our_end(words), build, ahead=ahead, buffer=lambda: our_buffer(words))
     sys.stderr.flush()
     os._exit(code)  # tearing torch down takes time and can only go wrong
 

@@ -1,0 +1,290 @@
+"""The flight recorder of an engine process: its file after a kill, a failure or a request, without tokens (C29)."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import signal
+import stat
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.base.errors import ConfigError, Conflict, EngineError
+from forebay.base.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
+from forebay.base.record_buffer import RecordBuffer, shared_memory
+from forebay.cli import replay as command
+from forebay.cli.commands import guarded
+from forebay.config.engine_config import RecorderOptions
+from forebay.engine.client.async_engine import AsyncEngine
+from forebay.engine.client.recordings import LEAST_BETWEEN_S, MOST_FILES, Recordings
+from forebay.engine.lifecycle.launch import launch
+from forebay.engine.recorder import file
+from forebay.engine.recorder.file import Header, read
+from forebay.engine.recorder.recorder import start
+from forebay.requests.request import Request
+from forebay.requests.sampling_params import Grammar, GrammarKind, SamplingParams
+from forebay.scheduler.journal import Added, Committed
+from forebay.scheduler.scheduler import Scheduler
+from tests.deadlines import HANGS_S
+from tests.engine.fake_engine import ENTRY, script
+from tests.simulation.rig import config
+
+CANARY = "the canary sings"
+PROMPT = list(CANARY.encode())  # tokens that are the bytes of a text
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "forebay" / "flights"
+
+
+def traces(prompt: list[int]) -> Iterator[bytes]:
+    """The forms in which a prompt could be in a file."""
+    yield bytes(prompt)
+    for code in "hiq":
+        yield array.array(code, prompt).tobytes()
+
+
+def under_load(end: Callable[[AsyncEngine], Awaitable[Any]], *, tokens: bool = False, num_bytes: int = 1 << 20) -> None:
+    """Run `end` while requests with the canary are computed by an engine process."""
+
+    async def main() -> None:
+        options = RecorderOptions(flight_recorder=num_bytes, record_tokens=tokens)
+        engine = await AsyncEngine.connect(launch(replace(script(step=0.002), recorder=options), entry=ENTRY))
+        try:
+            async with asyncio.timeout(HANGS_S):
+                await engine.ready()
+                params = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
+                streams = [
+                    engine.submit(prompt_token_ids=[*PROMPT, i], params=params, namespace=CANARY) for i in range(6)
+                ]
+                for stream in streams:
+                    await anext(aiter(stream))
+                await end(engine)
+        finally:
+            await engine.close(0.0)
+
+    asyncio.run(main())
+
+
+async def kill(engine: AsyncEngine) -> None:
+    os.kill(engine.link.pid, signal.SIGKILL)
+    await engine.link.died()
+
+
+def only(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_recordings_engine_killed_under_load_leaves_a_private_file_without_the_prompt(
+    folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    under_load(kill)
+    path = only(folder)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    content = path.read_bytes()
+    assert not [trace for trace in traces(PROMPT) if trace in content]
+    recording = read(path)
+    assert "SIGKILL" in recording.header.reason
+    assert f'flight_recorder_written reason="{recording.header.reason}" path={path}' in caplog.text
+    added = [record for record in recording.records if isinstance(record, Added)]
+    assert [record.id for record in added] == [1, 2, 3, 4, 5, 6]
+    first, *others = (array.array("i", record.tokens).tolist() for record in added)
+    assert all(other[: len(PROMPT)] == first[: len(PROMPT)] and other[-1] != first[-1] for other in others)
+    assert command.run([str(path)]) == 0
+    assert "plans are the same" in capsys.readouterr().out
+
+
+def test_recordings_tokens_are_in_the_file_if_that_is_set(folder: Path) -> None:
+    under_load(kill, tokens=True)
+    recording = read(only(folder))
+    added = [record for record in recording.records if isinstance(record, Added)]
+    assert array.array("i", added[0].tokens).tolist() == [*PROMPT, 0]
+    assert command.run([str(only(folder))]) == 0
+
+
+def test_recordings_written_on_request_while_the_engine_goes_on_can_be_replayed(folder: Path) -> None:
+    paths: list[Path] = []
+
+    async def ask(engine: AsyncEngine) -> None:
+        paths.append(await engine.link.recordings.write("a test"))
+
+    under_load(ask)
+    assert [only(folder)] == paths
+    assert read(paths[0]).header.reason == "a test"
+    assert command.run([str(paths[0])]) == 0
+
+
+def test_recordings_ring_that_was_overwritten_prints_recorded_plans_only(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def later(engine: AsyncEngine) -> None:
+        while (await engine.state()).step < 120:
+            await asyncio.sleep(0)
+        await engine.link.recordings.write("a test")
+
+    under_load(later, num_bytes=2000)
+    path = only(folder)
+    with pytest.raises(ConfigError, match=r"older records were overwritten.*steps (\d+) to (\d+)"):
+        command.run([str(path)])
+    steps = [record.step for record in read(path).records if isinstance(record, Committed)]
+    assert command.run([str(path), "--step", str(steps[-1])]) == 0
+    assert f"step {steps[-1]}: " in capsys.readouterr().out
+
+
+def test_recordings_without_a_recorder_refuse(folder: Path) -> None:
+    async def ask(engine: AsyncEngine) -> None:
+        with pytest.raises(Conflict, match="--flight-recorder 16MiB"):
+            await engine.link.recordings.write("a test")
+
+    under_load(ask, num_bytes=0)
+    assert not folder.exists()
+
+
+def recorded_scheduler() -> tuple[Scheduler, RecordBuffer]:
+    with shared_memory("test") as memory:
+        reader, writer = RecordBuffer.of(memory.fileno(), 1 << 16), RecordBuffer.existing(memory.fileno())
+    scheduler = Scheduler(config())
+    assert writer is not None
+    start(scheduler, writer)
+    return scheduler, reader
+
+
+def test_recordings_folder_that_cannot_be_written_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _, buffer = recorded_scheduler()
+    folder.parent.mkdir(parents=True)
+    folder.write_text("a file in its place")
+
+    async def main() -> None:
+        recordings = Recordings(buffer, dict, has_tokens=False)
+        recordings.begin("a test")
+        await recordings.settle()
+        with pytest.raises(EngineError, match="could not be written"):
+            await recordings.write("a test")
+
+    asyncio.run(main())
+    assert "flight_recorder_failed" in caplog.text
+
+
+def test_recordings_faults_that_are_counted_write_a_file_each_minute_at_most(folder: Path) -> None:
+    _, buffer = recorded_scheduler()
+    now = 0.0
+
+    async def main() -> None:
+        nonlocal now
+        recordings = Recordings(buffer, dict, has_tokens=False, clock=lambda: now)
+        recordings.note({"failed_steps": 0.0})
+        await recordings.settle()
+        assert not folder.exists()
+        for count in range(1, 40):
+            recordings.note({"failed_steps": float(count), "ledger_violations": float(count)})
+            await recordings.settle()
+            now += LEAST_BETWEEN_S / 2
+        assert len([*folder.iterdir()]) == MOST_FILES
+        recordings.begin("the engine died", last=True)
+        await recordings.settle()
+
+    asyncio.run(main())
+    reasons = sorted(read(path).header.reason for path in folder.iterdir())
+    assert set(reasons) == {"a step failed", "the engine died"}
+
+
+def test_recordings_hold_no_text_of_a_request(folder: Path) -> None:
+    scheduler, buffer = recorded_scheduler()
+    params = SamplingParams(max_tokens=9, logit_bias={1: 1.0}, bad_words=((1, 2),), stop_token_ids=(7,))
+    scheduler.add(Request(1, PROMPT, params, namespace=CANARY, author=CANARY), 0.0)
+    file.write(folder / "one.bin", Header(), buffer.content())
+    content = (folder / "one.bin").read_bytes()
+    assert not [trace for trace in (*traces(PROMPT), CANARY.encode()) if trace in content]
+
+
+def test_journal_grammar_of_a_request_is_not_recorded() -> None:
+    params = SamplingParams(grammar=Grammar(GrammarKind.REGEX, CANARY))
+    record = Added.of(Request(1, [1], params), 0.0, 0)
+    assert CANARY not in repr(record)
+    assert record.params.params().grammar is not None
+
+
+@pytest.fixture
+def written(folder: Path) -> Path:
+    scheduler, buffer = recorded_scheduler()
+    scheduler.add(Request(1, [1, 2, 3], SamplingParams(max_tokens=2)), 0.0)
+    scheduler.plan(1.0)
+    path = folder / "one.bin"
+    file.write(path, Header(model={"model_type": "llama"}, reason="a test"), buffer.content())
+    return path
+
+
+def test_replay_prints_the_plan_of_a_step(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = next(record.step for record in read(written).records if hasattr(record, "rows"))
+    assert command.run([str(written), "--step", str(step)]) == 0
+    assert "row 1: prompt tokens 0 to 3, request 1 begins" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="there is no step 99; 1 plans were repeated"):
+        command.run([str(written), "--step", "99"])
+
+
+def test_replay_plan_that_differs_is_printed_beside_the_recorded_one(
+    written: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Added, "request", lambda record, adapter: Request(1, [1, 2], SamplingParams(max_tokens=2)))
+    assert command.run([str(written)]) == 1
+    out = capsys.readouterr().out
+    assert "the next one differs" in out
+    assert "prompt tokens 0 to 3" in out
+    assert "| " in out
+    assert "prompt tokens 0 to 2" in out
+
+
+def test_file_of_another_version_is_refused_by_its_name(folder: Path) -> None:
+    _, buffer = recorded_scheduler()
+    path = folder / "one.bin"
+    file.write(path, Header(version="9.8.7"), buffer.content())
+    with pytest.raises(ConfigError, match=r"written by forebay '9\.8\.7'.*replay it with that version"):
+        read(path)
+    path.unlink()
+    file.write(path, Header(format=77), buffer.content())
+    with pytest.raises(ConfigError, match="in format 77"):
+        read(path)
+
+
+def test_file_cut_anywhere_gives_one_line(written: Path) -> None:
+    content = written.read_bytes()
+    lines = set()
+    for length in range(0, len(content), 29):
+        written.write_bytes(content[:length])
+        try:
+            assert len(read(written).records) < 3  # it was cut between two parts
+        except ConfigError as error:
+            lines.add(error.message)
+    assert any("truncated" in line for line in lines)
+    assert not [line for line in lines if "\n" in line or str(written) not in line]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_file_altered_anywhere_gives_one_line_or_a_replay(
+    written: Path, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = bytearray(written.read_bytes())
+    at = seed * len(content) // 60
+    content[at] ^= 0x41
+    written.write_bytes(content)
+    assert guarded(lambda: command.run([str(written)])) in (EXIT_OK, EXIT_FAILED, EXIT_REFUSED)
+    assert capsys.readouterr().err.count("\n") <= 2  # about the file, or one line why not
+
+
+def test_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other"
+    path.write_text("hello")
+    with pytest.raises(ConfigError, match="no file of a flight recorder"):
+        read(path)
+    with pytest.raises(ConfigError, match="No such file"):
+        read(tmp_path / "none")
+    with pytest.raises(ConfigError, match="which file"):
+        command.run([])

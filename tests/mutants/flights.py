@@ -1,0 +1,88 @@
+"""Rules of the flight recorder: every input is recorded, nothing secret is, and each plan is compared."""
+
+from tests.mutants.mutant import Mutant
+
+_SIMULATED = "simulation/test_recorded.py::test_replay_recorded_simulation_decides_the_same_plans"
+_HIDDEN = "simulation/test_recorded.py::test_hidden_records_have_no_token_and_equal_prefixes_stay_equal"
+_FILES = "engine/test_recordings.py"
+_KILLED = f"{_FILES}::test_recordings_engine_killed_under_load_leaves_a_private_file_without_the_prompt"
+
+FLIGHTS = (
+    Mutant(
+        "C19 an abort is recorded",
+        "scheduler/scheduler.py",
+        "            self.queues.journal(Aborted(request_id))\n",
+        "            pass\n",
+        _SIMULATED,
+    ),
+    Mutant(
+        "C19 an event of a transfer is recorded",
+        "scheduler/handoff.py",
+        "            self.queues.journal(Transferred.of(event, now))\n",
+        "            pass\n",
+        _SIMULATED,
+    ),
+    Mutant(
+        "C25 a halt is recorded",
+        "scheduler/halt.py",
+        "            self._queues.journal(Halted(mode.value))\n",
+        "            pass\n",
+        _SIMULATED,
+    ),
+    Mutant(
+        "C19 drafts of the host are recorded",
+        "scheduler/scheduler.py",
+        "            self.queues.journal(Drafted(counts[most > 0].tolist()))\n",
+        "            pass\n",
+        _SIMULATED,
+    ),
+    Mutant(
+        "C19 a failed step is recorded",
+        "scheduler/scheduler.py",
+        "            self.queues.journal(StepFailed(plan.step, error.code))\n",
+        "            pass\n",
+        _SIMULATED,
+    ),
+    Mutant(
+        "C19 a token that ends its request does so without its id",
+        "engine/recorder/hidden.py",
+        "                stopped.append(i)\n",
+        "                pass\n",
+        _SIMULATED,
+    ),
+    Mutant(
+        "C19 a replay compares each plan",
+        "engine/recorder/replay.py",
+        "            if recorded != record:\n",
+        "            if recorded is None:\n",
+        f"{_FILES}::test_replay_plan_that_differs_is_printed_beside_the_recorded_one",
+    ),
+    Mutant(
+        "C29 a file has no tokens unless that is set",
+        "engine/recorder/file.py",
+        "    if not header.has_tokens:\n",
+        "    if header.reason == '':\n",
+        _KILLED,
+    ),
+    Mutant(
+        "C29 a hash depends on all tokens before it",
+        "engine/recorder/hidden.py",
+        'self._state + token.to_bytes(4, "little", signed=True)',
+        'token.to_bytes(4, "little", signed=True)',
+        _HIDDEN,
+    ),
+    Mutant(
+        "C29 a file has no name of a client",
+        "engine/recorder/hidden.py",
+        "            namespace=self._name(record.namespace),\n",
+        "            namespace=record.namespace,\n",
+        f"{_FILES}::test_recordings_hold_no_text_of_a_request",
+    ),
+    Mutant(
+        "C29 only its owner reads a file",
+        "engine/recorder/file.py",
+        "os.O_EXCL, 0o600)",
+        "os.O_EXCL, 0o644)",
+        _KILLED,
+    ),
+)

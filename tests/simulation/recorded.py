@@ -1,0 +1,164 @@
+"""Simulations that are recorded, and replayed by schedulers of their own: the plans are the same.
+
+python -m tests.simulation.recorded --seeds 0:500 --jobs 1
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+from forebay.engine.recorder.hidden import Hidden
+from forebay.engine.recorder.recorder import Recorder, decode_all, origin_of
+from forebay.engine.recorder.replay import Outcome, Replay
+from forebay.scheduler import admission
+from forebay.scheduler.journal import Halted, Record, Transferred
+from tests.simulation import pair, simulator, sleeping
+from tests.simulation.command_line import command_line
+from tests.simulation.liveness import require
+from tests.simulation.retracting import RetractingScheduler
+from tests.simulation.simulator import Simulation
+from tests.simulation.sleeping import SleepingSimulation
+
+SECRET = b"a key for a test"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """Plans that a replay repeated, and what was around them."""
+
+    seeds: int = 1
+    plans: int = 0
+    retractions: int = 0
+    failures: int = 0
+    overlapped: int = 0
+    halts: int = 0
+    transfers: int = 0
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+
+class Recording:
+    """A simulation `sim` whose scheduler is recorded. Faults that change pools behind the scheduler's back are left
+    out."""
+
+    def __init__(self, sim: Any) -> None:
+        self.sim = sim
+        sim.faults = replace(sim.faults, windows_lost=0.0)
+        self.data: list[bytes] = []
+        self.every, self.skips = sim.scheduler.every, sim.scheduler.skips
+        self.calm_from = 1 << 60  # the number of the first record with which it retracts no more than it must
+        self.share = admission.SHARE_WORTH_WAITING
+        self.origin = origin_of(sim.scheduler)
+        self.replayed = Replayed(seeds=0)
+        self._drain = sim.drain
+        sim.drain = self.drain
+        sim.scheduler.queues.journal = Recorder(self.data.append)
+
+    def calm(self) -> None:
+        """Note that it retracts no more than it must from now on."""
+        self.calm_from = min(self.calm_from, len(self.data))
+
+    def drain(self) -> Any:
+        self.calm()
+        return self._drain()
+
+    def run(self) -> Any:
+        """Run the simulation, and replay it."""
+        outcome = self.sim.run()
+        self.replayed = replayed(self)
+        return outcome
+
+
+def recorded_pair(seed: int) -> list[Recording]:
+    """Run two engines with a role, and replay each of them."""
+    both: Any = pair.random_pair(seed)
+    halves, drain = [Recording(both.prefill), Recording(both.decode)], both.drain
+
+    def calmed() -> None:
+        for half in halves:
+            half.calm()
+        drain()
+
+    both.drain = calmed
+    both.run()
+    for half in halves:
+        half.replayed = replayed(half)
+    return halves
+
+
+def replay_of(recording: Recording, records: Sequence[Record]) -> Outcome:
+    """Replay records by a scheduler that retracts as often as that of the simulation."""
+
+    def make(*parts: Any) -> RetractingScheduler:
+        made.append(RetractingScheduler(*parts, every=recording.every, skips=recording.skips))
+        return made[-1]
+
+    def observe(number: int) -> None:
+        if number >= recording.calm_from:
+            made[-1].every = 0
+
+    made: list[RetractingScheduler] = []
+    with simulator.scaled_down(recording.share):
+        return Replay(origin=recording.origin, records=records, make_scheduler=make, observe=observe).run()
+
+
+def replayed(recording: Recording) -> Replayed:
+    """Replay a simulation with its tokens and without them; each plan must be the same."""
+    records = decode_all(recording.data)
+    hidden = [*Hidden(recording.origin, SECRET).all(records)]
+    for its in (records, hidden):
+        outcome = replay_of(recording, its)
+        require(outcome.difference is None, f"{'hidden' if its is hidden else 'with tokens'}: {outcome}")
+        require(not outcome.ended, outcome.ended)
+    sim = recording.sim
+    counters = sim.scheduler.counters
+    return Replayed(
+        plans=outcome.num_plans,
+        retractions=int(counters["retractions"]),
+        failures=int(counters["failed_steps"] + counters["recoveries"]),
+        overlapped=outcome.num_plans if sim.config.overlap_depth else 0,
+        halts=sum(isinstance(record, Halted) for record in records),
+        transfers=sum(isinstance(record, Transferred) for record in records),
+    )
+
+
+def record_seed(seed: int) -> list[Recording]:
+    """Run one seed of the simulator, of its sleeping engine or of a pair, in turn, and return the recorded runs."""
+    made: list[Recording] = []
+
+    def noted(kind: type) -> Any:
+        def make(*args: Any, **others: Any) -> Recording:
+            made.append(Recording(kind(*args, **others)))
+            return made[-1]
+
+        return make
+
+    match seed % 3:
+        case 0:
+            tenants, tiers, keeping = seed % 2 == 0, seed % 4 == 0, seed % 5 == 0
+            made_by = noted(Simulation)
+            simulator.run_seed(seed, 0.3, tenants=tenants, tiers=tiers, keeping=keeping, make=made_by)
+        case 1:
+            sleeping.run_seed(seed, 0.2, keeping=seed % 2 == 0, make=noted(SleepingSimulation))
+        case _:
+            with simulator.scaled_down():
+                made += recorded_pair(seed)
+    return made
+
+
+def run_seed(seed: int) -> Replayed:
+    """Record and replay one seed."""
+    return sum((run.replayed for run in record_seed(seed)), Replayed(seeds=0))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    run: Callable[[int], Replayed] = run_seed
+    return command_line("tests.simulation.recorded", __doc__ or "", run, Replayed(seeds=0), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
