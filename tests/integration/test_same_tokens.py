@@ -21,7 +21,7 @@ from tests.models.tiny import VOCAB
 
 NEW_TOKENS = 6
 GREEDY = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
-NUM_PROMPTS = 16
+NUM_PROMPTS = 8
 SLOW_SEEDS = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 6)]
 TEXT = Path(__file__).parents[2] / "docs" / "design.md"
 
@@ -69,7 +69,7 @@ def known(embedded_rig: Rig, embedded_model: Path) -> Known:
     if not embedded_rig.ops.name.startswith("native"):
         pytest.skip("only the native kernels compute a row alike in every batch")
     ids = Tokenizer.from_path(str(embedded_model), None).encode(TEXT.read_text())
-    lengths = [1, 15, 16, 17, 31, 64, 5, 33, 48, 7, 2, 20, 40, 11, 63, 9]
+    lengths = [1, 15, 16, 17, 31, 64, 5, 63]
     prompts = [ids[i * 50 : i * 50 + length] for i, length in enumerate(lengths)]
     few = msgspec.structs.replace(GREEDY, max_tokens=3)
     return Known.of(embedded_rig, prompts, [sampled(i, 3) if i % 3 == 2 else few for i in range(NUM_PROMPTS)])
@@ -77,13 +77,13 @@ def known(embedded_rig: Rig, embedded_model: Path) -> Known:
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(("page_size", "overlap_depth"), [(1, 1), (64, 0)])  # of pages of 16 tokens, batches follow
-def test_a_batch_of_sixteen_gives_each_what_it_gets_alone(known: Known, page_size: int, overlap_depth: int) -> None:
+def test_a_batch_gives_each_what_it_gets_alone(known: Known, page_size: int, overlap_depth: int) -> None:
     known.check(known.rig.engine(page_size=page_size, overlap_depth=overlap_depth))
 
 
 @pytest.mark.parametrize(
     ("chunk", "count"),
-    [pytest.param(1, 4, marks=pytest.mark.slow), (7, 8), pytest.param(16, 16, marks=pytest.mark.slow)],
+    [pytest.param(1, 4, marks=pytest.mark.slow), (7, 8), pytest.param(16, 8, marks=pytest.mark.slow)],
 )
 def test_chunks_of_any_size_give_the_same_tokens(known: Known, chunk: int, count: int) -> None:
     known.check(known.rig.engine(chunked_prefill_size=chunk, overlap_depth=1), count)
@@ -121,7 +121,7 @@ def test_cold_hit_and_flushed_caches_give_the_same_tokens(known: Known, page_siz
 
 def test_a_conversation_that_branches_gives_what_a_cold_engine_gives(known: Known) -> None:
     """C-3: prefixes hit up to every length around a page boundary, then go on with other tokens."""
-    trunk, other = known.prompts[5], known.prompts[14]
+    trunk, other = known.prompts[5], known.prompts[7]
     short = msgspec.structs.replace(GREEDY, max_tokens=3)
     engine = known.rig.engine(radix_cache=True)
     engine.tokens([trunk], short)
@@ -135,7 +135,7 @@ def test_a_conversation_that_branches_gives_what_a_cold_engine_gives(known: Know
 # -- tiny models: many shapes of the same workload ----------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[NATIVE, "torch"])
+@pytest.fixture(scope="module", params=[NATIVE, pytest.param("torch", marks=pytest.mark.slow)])
 def tiny_rig(request: pytest.FixtureRequest, tiny_checkpoint: Path) -> Rig:
     """In float32 with KV of 16 bits, as on CPUs without bfloat16 instructions."""
     rig = Rig(
