@@ -238,7 +238,8 @@ class StepResult:
     position of its chunk: entry j is about token j + 1 of the chunk, and the last one about the token after the chunk.
     That is None if the chunk ends the prompt, since the next token is sampled. `vectors` has by index those of pooled
     extends that end their prompt, as `Update.vector`. `counts` are the totals that kinds of cache count on the device,
-    by kind. `lost` are the numbers of fetches that failed: their slots on the device hold anything.
+    by kind. `lost` are the numbers of fetches that failed: their slots on the device hold anything. `replayed`: whether
+    it is a step of decodes that ran from a captured graph.
     """
 
     token_ids: list[int]
@@ -249,6 +250,7 @@ class StepResult:
     vectors: dict[int, bytes] | None = None
     counts: Mapping[str, I64] = field(default_factory=dict)
     lost: tuple[int, ...] = ()
+    replayed: bool = False
 
 
 class Launched(Protocol):

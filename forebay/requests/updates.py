@@ -84,12 +84,14 @@ MOST_CHUNK_ENDS: Final = 64
 class History(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How a request came to its answer: it waited `waited_s` until it started, and its tokens were computed in
     `num_chunks` parts before it decoded, those after retractions included. `chunk_ends_s` are the ends of the first
-    `MOST_CHUNK_ENDS` of these, in seconds since its arrival."""
+    `MOST_CHUNK_ENDS` of these, in seconds since its arrival. Behind its first token `num_replayed` steps of decodes ran
+    from a captured graph until it ended."""
 
     waited_s: float = 0.0
     waited_for: WaitedFor = WaitedFor.TURN
     num_chunks: int = 0
     chunk_ends_s: list[float] = []
+    num_replayed: int = 0
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):

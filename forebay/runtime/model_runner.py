@@ -183,6 +183,7 @@ class ModelRunner:
             vectors=vectors,
             counted=self._counted,
             lost=step.lost,
+            replayed=not plan.num_extends and shape.captured is not None and shape.captured.replayed,
         )
         if self.proposer is not None:
             self.proposer.after(plan, step.inputs, computed.input_ids, computed.seen)

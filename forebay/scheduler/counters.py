@@ -32,6 +32,7 @@ OF_REQUESTS: Final = (
     Counter("retractions_kept", "Retractions whose KV and state were kept on the host"),
     Counter("displaced", "Times that a running choice gave its pages up to another tenant"),
     Counter("steps"),
+    Counter("replayed_steps", "Steps of decodes that ran from a captured graph"),
     *(Counter(f"misses.{reason}") for reason in MissReason),
     *(Counter(f"finished.{reason}") for reason in FinishReason),
 )

@@ -85,6 +85,7 @@ class OutputProcessor:
         requested = list(filter(None, logprobs[:num_taken])) if logprobs else []
         update = Update(req.id, tokens, logprobs=requested or None)
         if num_known == req.num_prompt:
+            req.replayed_before = self.counters["replayed_steps"]
             update.cache, update.memory, update.weight_version = req.cache_report, req.kept, req.weight_version
             if req.params.prompt_logprobs >= 0:
                 entries = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
@@ -161,7 +162,8 @@ class OutputProcessor:
         self.handoff.ended(req, failure)
         self.queues.remove(req, was)
         update.num_partly_accepted = req.num_partly_accepted
-        update.history = History(req.waited_s, req.waited_for, req.num_chunks, req.chunk_ends_s)
+        num_replayed = int(self.counters["replayed_steps"] - req.replayed_before) if req.num_output else 0
+        update.history = History(req.waited_s, req.waited_for, req.num_chunks, req.chunk_ends_s, num_replayed)
         update.memory = self._release(req, was, failed=reason is FinishReason.ERROR)
 
     def _release(self, req: Request, was: Status, *, failed: bool) -> MemoryReport | None:

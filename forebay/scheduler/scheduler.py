@@ -261,6 +261,7 @@ class Scheduler:
             self._release_finished(flight, failed)
         if result.num_new:
             self.outputs.count_partly_accepted(flight, result.num_new)
+        self.counters["replayed_steps"] += result.replayed
         self.outputs.take_tokens(sampled, now)
         if self.queues.step_cost:
             charge_step(self.queues.step_cost, sampled, flight, result)

@@ -113,7 +113,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
     drafts: Settings = {"drafts": speculative}
     found = [
         Circumstance("one by one again, backwards", {}, _backwards, lambda engines, count: "each alone", _answered),
-        Circumstance("all at once, from graphs", _GRAPHS, _at_once, _concurrency, _was_concurrent),
+        Circumstance("all at once, from graphs", _GRAPHS, _at_once, _from_graphs, _was_replayed),
         Circumstance("coming and going", _GRAPHS, _coming, _concurrency, _was_concurrent),
         Circumstance("prompts in chunks", {**_GRAPHS, **chunks}, _coming, _in_chunks, _cut),
         Circumstance("steps planned ahead", {**_GRAPHS, **_AHEAD}, _coming, _steps_ahead, _was_concurrent),
@@ -330,6 +330,11 @@ def _concurrency(engines: Engines, count: Counter[str]) -> str:
     return f"up to {engines.most_at_once} decoded at once" if engines.most_at_once > 1 else ""
 
 
+def _from_graphs(engines: Engines, count: Counter[str]) -> str:
+    steps, found = count["replayed_steps"], _concurrency(engines, count)
+    return f"{found}, {steps:,.0f} steps from graphs" if steps and found else ""
+
+
 def _steps_ahead(engines: Engines, count: Counter[str]) -> str:
     steps, found = count["engine.steps_ahead"], _concurrency(engines, count)
     return f"{steps:,.0f} steps began before another's end, {found}" if steps and found else ""
@@ -436,6 +441,10 @@ def _drafted_for(engines: Engines, question: Question, answer: Answer) -> bool:
 
 def _was_concurrent(engines: Engines, question: Question, answer: Answer) -> bool:
     return answer.concurrency > 1
+
+
+def _was_replayed(engines: Engines, question: Question, answer: Answer) -> bool:
+    return answer.concurrency > 1 and answer.history.num_replayed > 0
 
 
 def _cut(engines: Engines, question: Question, answer: Answer) -> bool:

@@ -49,6 +49,13 @@ VERIFY = (
         "verify/test_shown.py::test_prompt_counts_as_come_over_if_the_decode_engine_computed_none_of_it",
     ),
     Mutant(
+        "C28 graphs count as shown for requests that decoded in replayed steps",
+        "verify/circumstances.py",
+        "    return answer.concurrency > 1 and answer.history.num_replayed > 0\n",
+        "    return answer.concurrency > 1\n",
+        "verify/test_shown.py::test_graphs_count_only_for_requests_that_decoded_in_replayed_steps",
+    ),
+    Mutant(
         "C28 pictures count as shown for answers to pictures alone",
         "verify/circumstances.py",
         "bool(question.pictures) and touched(engines, question, answer)",

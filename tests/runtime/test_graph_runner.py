@@ -283,3 +283,14 @@ def test_default_sizes_end_with_the_most_and_waste_little(most, quickly):
 @pytest.mark.gpu
 def test_cuda_graphs_are_what_a_gpu_gets():
     assert isinstance(graphs_for(make_ops("triton", 1), "cuda", Regions("cuda")), CudaGraphs)
+
+
+@torch.inference_mode()
+def test_runner_says_whether_its_latest_run_was_a_replay(graph_ops, device):
+    engine = Engine(graph_ops, torch.float32, 1, frozen=False, device=device)
+    for backend, replayed in ((graphs_for(graph_ops, device, Regions(device)), True), (Eager(), False)):
+        runner, _ = runner_of(engine, device, backend)
+        while runner.capture_next():
+            pass
+        runner.run(random_values(torch.Generator().manual_seed(3), 2, 1, device), 2)
+        assert runner.replayed is replayed

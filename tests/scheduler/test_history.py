@@ -60,3 +60,19 @@ def test_history_of_a_request_that_waited_for_another_ones_prefix() -> None:
     assert found is not None
     assert found.waited_for is WaitedFor.PREFIX
     assert history_of(rig, first.id) is not None
+
+
+def test_history_counts_steps_from_graphs_behind_the_first_token_until_the_end() -> None:
+    """Two steps of the first request, of which the second has the last as well."""
+    rig = Rig()
+    first = rig.add(4, max_new=3)
+    for replayed in (False, True):
+        rig.launch()
+        rig.commit(replayed=replayed)
+    second = rig.add(4, max_new=2)
+    for replayed in (False, True):
+        rig.launch()
+        rig.commit(replayed=replayed)
+    found = {req.id: history_of(rig, req.id) for req in (first, second)}
+    assert {id: history.num_replayed for id, history in found.items() if history} == {first.id: 1, second.id: 1}
+    assert rig.scheduler.counters["replayed_steps"] == 2

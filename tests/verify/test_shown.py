@@ -58,6 +58,16 @@ def test_drafts_of_a_device_count_only_for_requests_that_had_some(
     assert judged(by_name["drafts by STANDALONE"], answer, Counter(draft_tokens=3)) == (True, touched)
 
 
+@pytest.mark.parametrize("num_replayed", [0, 3])
+def test_graphs_count_only_for_requests_that_decoded_in_replayed_steps(
+    by_name: dict[str, Circumstance], num_replayed: int
+) -> None:
+    answer = replace(said([5]), concurrency=2, history=History(num_replayed=num_replayed))
+    shown = judged(by_name["all at once, from graphs"], answer, Counter(replayed_steps=5))
+    assert shown == (True, bool(num_replayed))
+    assert judged(by_name["all at once, from graphs"], answer) == (False, bool(num_replayed))
+
+
 @pytest.mark.parametrize(("steps", "shown"), [(0, False), (3, True)])
 def test_steps_planned_ahead_are_shown_by_their_counter(
     by_name: dict[str, Circumstance], steps: int, shown: bool

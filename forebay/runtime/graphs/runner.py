@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forebay.base.log import event, get_logger
 from forebay.pools.table import Table
-from forebay.runtime.graphs.backends import GraphBackend
+from forebay.runtime.graphs.backends import Eager, GraphBackend
 from forebay.runtime.graphs.recorder import Uncapturable
 
 Inputs = TypeVar("Inputs", bound="Padded")
@@ -75,6 +75,8 @@ class GraphRunner(Generic[Inputs, Outputs]):
         self.graphs: dict[int, Callable[[], Outputs]] = {}  # by size: what does the captured step again
         self._settled = settled
         self._settles: dict[int, Callable[[], tuple[()]]] = {}  # by size
+        self._records = backend.name != Eager.name
+        self.replayed = False  # whether the latest run was
         self._latest = 0  # size
         self._refused = False
         self._uses: dict[int, int] = {}
@@ -88,7 +90,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
         graph = self.graphs.get(size) or self._captured_by_use(size)
         self._inputs.fill(values, n, size)
         outputs = self._run(size) if graph is None else graph()
-        self._latest = size
+        self._latest, self.replayed = size, self._records and graph is not None
         return outputs if n == size else _cut(outputs, n)
 
     def settle(self) -> None:

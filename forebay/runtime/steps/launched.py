@@ -48,6 +48,7 @@ class LaunchedStep:
     vectors: Vectors | None = None
     counted: Mapping[str, int] = field(default_factory=dict)  # by kind of cache the number of totals behind the ids
     lost: tuple[int, ...] = ()  # as of its result
+    replayed: bool = False  # likewise
 
     def result(self) -> StepResult:
         """Wait for the tokens. A sequence with an id that counts and is outside the vocabulary, for whatever reason,
@@ -68,6 +69,7 @@ class LaunchedStep:
             prompt_logprobs={scored.chunk.extend: scored.entries() for scored in self.chunks} or None,
             counts=counts,
             lost=self.lost,
+            replayed=self.replayed,
         )
 
     def _in_vocabulary(self, array: npt.NDArray[Any]) -> tuple[list[int], tuple[int, ...]]:
@@ -100,6 +102,7 @@ class LaunchedStep:
             logprobs=None if entries is None else list(compress(entries, counted)),
             counts=counts,
             lost=self.lost,
+            replayed=self.replayed,
         )
 
     def _reported(self, token_ids: list[int]) -> list[TokenLogprob | None] | None:
