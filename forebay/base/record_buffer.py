@@ -17,6 +17,9 @@ FIRST_BYTES: Final = 1 << 16  # for the record that stays
 LEAST_BYTES: Final = 1 << 16  # of a buffer
 _HEADER: Final = struct.Struct("<QQQ")
 _LENGTH: Final = struct.Struct("<I")
+_WRITTEN_AT: Final = 8
+_pack_length: Final = _LENGTH.pack  # of each record: a step makes three
+_pack_written: Final = struct.Struct("<Q").pack_into
 _FIRST_AT: Final = 64
 _START: Final = _FIRST_AT + FIRST_BYTES
 
@@ -61,20 +64,19 @@ class RecordBuffer:
 
     def append(self, record: bytes) -> None:
         """Write a record over the oldest ones. Raises ValueError for a record that is longer than the buffer."""
-        data = _LENGTH.pack(len(record)) + record
-        written, size, capacity = self._written, len(data), self._capacity
+        written, size, capacity = self._written, len(record) + 4, self._capacity
         end = written + size
         if end - self._oldest > capacity:
             if size > capacity:
                 raise ValueError(f"a record of {len(record)} bytes in a buffer of {capacity}")
             self._overwrite(end - capacity)
-        at = written % capacity
+        data, at = _pack_length(len(record)) + record, written % capacity
         if at + size <= capacity:
             self._memory[_START + at : _START + at + size] = data
         else:
             self._put(at, data)
         self._written = end
-        _HEADER.pack_into(self._memory, 0, capacity, end, self._oldest)
+        _pack_written(self._memory, _WRITTEN_AT, end)
 
     def _put(self, at: int, data: bytes) -> None:
         """Write what goes beyond the end of the buffer at its beginning."""

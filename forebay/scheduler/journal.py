@@ -19,10 +19,10 @@ from forebay.memory.adapters import AdapterLoad
 from forebay.memory.retention import RetentionRequest
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import Grammar, GrammarKind, Pooling, SamplingParams
-from forebay.requests.step_plan import KindWork, StepPlan, StepResult
+from forebay.requests.step_plan import NO_HOST_WORK, KindWork, StepPlan, StepResult
 from forebay.requests.transfers import Arrived, Broken, Closed, Event, Offered, Rendezvous, Renewed, Sent, Ticket
 
-_NO_KINDS: Final = KindWork()
+_IDLE: Final = [(name, getattr(KindWork(), name)) for name in KindWork.__struct_fields__]  # parts without work
 _ANY: Final = Grammar(GrammarKind.JSON_OBJECT)
 
 
@@ -404,14 +404,13 @@ def _checksum(plan: StepPlan) -> int:
     sum_ = 0
     if len(plan.writes.write_rows):
         sum_ = _of_part(plan.writes, sum_)
-    if plan.kinds is not _NO_KINDS:
-        for name in plan.kinds.__struct_fields__:
-            part = getattr(plan.kinds, name)
-            if part is not getattr(_NO_KINDS, name):
-                sum_ = _of_part(part, sum_)
+    for name, idle in _IDLE:
+        part = getattr(plan.kinds, name)
+        if part is not idle:
+            sum_ = _of_part(part, sum_)
     if len(plan.masked):
         sum_ = zlib.crc32(plan.masked.tobytes(), sum_)
-    if plan.host.copies or plan.host.drops:
+    if plan.host is not NO_HOST_WORK:
         for copy in plan.host.copies:
             for kind, ids in copy.slots.items():
                 sum_ = zlib.crc32(ids.tobytes(), zlib.crc32(kind.encode(), sum_))

@@ -1,0 +1,100 @@
+"""What the flight recorder costs a decode step: plan and commit with it and without it, in turn.
+
+    python benchmarks/recorder.py [--running 1 8 64]
+
+The real scheduler, over results that are made up; no model and no channel. A figure is the difference of the medians of
+a step, in microseconds, and the bytes that a step takes in the recorder. Target: 5 us a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+
+from forebay.base.record_buffer import RecordBuffer, shared_memory
+from forebay.config.engine_config import Ledger, SchedulerConfig
+from forebay.engine.recorder.recorder import start
+from forebay.requests.request import Request
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import StepResult
+from forebay.scheduler.scheduler import Scheduler
+
+BUFFER_BYTES = 16 << 20
+PROMPT_LEN = 128
+MEASURED_STEPS = 2000
+ROUNDS = 7
+
+
+def _decoding(num_running: int) -> Scheduler:
+    """Return a scheduler whose requests all decode."""
+    config = SchedulerConfig(
+        page_size=16,
+        num_pages=num_running * 512,
+        max_running_requests=num_running,
+        context_length=1 << 13,
+        chunked_prefill_size=1 << 14,
+        max_queued_requests=num_running,
+        ledger=Ledger.COUNT,
+    )
+    scheduler = Scheduler(config)
+    params = SamplingParams(max_tokens=(1 << 13) - PROMPT_LEN, temperature=0.0, ignore_eos=True)
+    for i in range(num_running):
+        scheduler.add(Request(i + 1, list(range(PROMPT_LEN)), params), 0.0)
+    _step(scheduler)
+    return scheduler
+
+
+def _step(scheduler: Scheduler) -> float:
+    """Plan and commit one step; return its seconds."""
+    began = time.perf_counter()
+    plan = scheduler.plan(0.0)
+    planned = time.perf_counter()
+    assert plan is not None, "nothing to decode"
+    result = StepResult(token_ids=[7] * int(plan.sample_mask.sum()))
+    committing = time.perf_counter()
+    scheduler.commit(plan, result, 0.0)
+    seconds = planned - began + time.perf_counter() - committing
+    scheduler.take_updates()
+    return seconds
+
+
+def measure(num_running: int) -> dict[str, float]:
+    """Return the cost of the recorder in us a step, the step without it, and its bytes a step."""
+    memory = shared_memory("benchmark")
+    assert memory is not None, "this system has no memory without a file"
+    with memory:
+        buffer = RecordBuffer.of(memory.fileno(), BUFFER_BYTES)
+    costs, plain = [], []
+    scheduler = _decoding(num_running)
+    start(scheduler, buffer)
+    journal = scheduler.queues.journal
+    for _ in range(ROUNDS):
+        medians = []
+        for used in (None, journal):
+            scheduler.queues.journal = used
+            medians.append(statistics.median(_step(scheduler) for _ in range(MEASURED_STEPS // ROUNDS)))
+        plain.append(medians[0])
+        costs.append(medians[1] - medians[0])
+    content = buffer.content()
+    num_bytes = sum(len(record) + 4 for record in content.records) + content.num_lost_bytes
+    return {
+        "running": num_running,
+        "step_us": min(plain) * 1e6,
+        "recorder_us": statistics.median(costs) * 1e6,
+        "bytes": num_bytes / (MEASURED_STEPS // ROUNDS * ROUNDS),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print one JSON line for each number of running requests."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--running", type=int, nargs="+", default=[1, 8, 64])
+    for num_running in parser.parse_args(argv).running:
+        print(json.dumps({name: round(value, 2) for name, value in measure(num_running).items()}))
+
+
+if __name__ == "__main__":
+    main()
