@@ -22,6 +22,7 @@ from forebay.cli.changes import Changes, find_changes
 from forebay.cli.startup_table import capacity_text, is_enough
 from forebay.config.config import Config
 from forebay.config.estimates import process_bytes
+from forebay.config.gpu import GpuMemory
 from forebay.config.machine import Amount, available_memory
 from forebay.config.resolve import Survey
 from forebay.config.rules import value_bytes
@@ -132,7 +133,11 @@ def run(words: Sequence[str]) -> int:
     """Print the plan and return the exit code; only the model's configuration is read, no weights."""
     summary = "Say what a model would need and how many requests fit, before it is there. MODEL may be a config.json."
     parser = Parser("plan", summary, "[MODEL] [options as for serve]")
-    parser.option("--memory", help="plan for a machine with so much memory, such as 80GiB", default_text="this one's")
+    parser.option(
+        "--memory",
+        help="plan for a machine, or with --device cuda for a GPU, with so much memory, such as 80GiB",
+        default_text="this one's",
+    )
     parser.option(
         "--concurrency", type=whole(1), metavar="N", help="plan for so many requests at once", default_text="what fits"
     )
@@ -180,7 +185,9 @@ def make_plan(
     """Plan the memory of the model at `path`, or of the named model, as `read_shape` reads it. Raises NotEnoughMemory
     where the weights or not a single request would fit, as serving would, and ModelError if `check` does."""
     found: dict[str, Any] = {"adapter": Path} | ({} if path is None else {"find": lambda *named: path})
-    config = parsed.resolve(Survey(model=lambda *which: read(*which)[::2], memory=lambda: memory, **found))
+    if parsed.own.memory is not None and parsed.values.get("device") == "cuda":  # of a GPU, which need not be here
+        found |= {"gpu": lambda: GpuMemory(memory.value, memory.value), "memory": available_memory}
+    config = parsed.resolve(Survey(**{"model": lambda *which: read(*which)[::2], "memory": lambda: memory, **found}))
     check(Path(config.engine.model_path), config.server.chat_template)
     encoder = config.engine.pictures.mmproj
     model, needs, weights = read(

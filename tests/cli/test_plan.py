@@ -41,6 +41,16 @@ def test_a_config_alone_is_planned_for_another_machine(folder: Path, capsys: pyt
     assert found["capacity"][-1]["num_requests"] == (36 * 2**30 - found["weight_bytes"] - verified) // 2**30
 
 
+def test_a_model_is_planned_for_a_gpu_that_is_not_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    caches = {}
+    for kv_dtype in ("auto", "int8", "fp8"):
+        words = ("--device", "cuda", "--memory", "80GiB", "--kv-cache-dtype", kv_dtype)
+        found = plan(capsys, str(folder), *words)
+        assert 60 * 2**30 < found["weight_bytes"] + found["kv_cache_bytes"] < 80 * 2**30
+        caches[kv_dtype] = found["sizes"]["kv_bytes_per_token"]
+    assert caches == {"auto": 131_072, "int8": 67_584, "fp8": 67_584}
+
+
 def test_what_was_asked_stands_beside_what_it_comes_to(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--memory", "64GiB", "--kv-cache-bytes", "1GiB", "--page-size", "64", "--max-running-requests", "500")
     found = settings(

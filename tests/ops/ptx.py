@@ -229,6 +229,21 @@ def _streams(ops: Any) -> None:
     streams(ops)
 
 
+def _tiers(ops: Any) -> None:
+    from tests.ops.triton_compile import tiers
+
+    tiers(ops)
+
+
+def _segments(ops: Any) -> None:
+    """Attention of an encoder."""
+    from forebay.ops.reference.attention import KvCache, segments
+    from tests.ops.triton_compile import zeros
+
+    q, k, v = zeros(300, 3 * 12, 64).split(12, dim=1)
+    ops.attention.paged_attention(q, KvCache(k, v), segments([200, 100], "cpu"), scale=0.1)
+
+
 SCANS = {
     "Mamba 2": _scan("scan_mamba2"),
     "Mamba 2, wide states": _scan("scan_mamba2", 256),
@@ -251,6 +266,8 @@ CASES |= {f"KV in {codes}, {tokens} tokens": _attention(codes, tokens) for codes
 CASES |= SCANS
 CASES |= {kernel: Case(kernel, _compressed) for kernel in ("_compress", "_attend_entries")}
 CASES |= {kernel: Case(kernel, _streams) for kernel in ("_stream_sums", "_weights_of_streams", "_mix")}
+CASES |= {kernel: Case(kernel, _tiers) for kernel in ("_place", "_load_tokens")}
+CASES["segments"] = Case("_attend", _segments)
 CASES["bytewise"] = _bytewise()
 CASES["every tile"] = _every_tile()
 

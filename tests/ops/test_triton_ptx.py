@@ -17,7 +17,10 @@ SOME_PRODUCTS = [
     "experts, 1 tokens",
 ]
 
-KV = [name for name, case in CASES.items() if case.kernel == "_attend"]
+KV = [name for name in CASES if name.startswith("KV in")]
+# Compressed attention, residual streams, the hot buffers of HiSparse, and an encoder's attention.
+NEWER = ("_compress", "_attend_entries", "_stream_sums", "_weights_of_streams", "_mix", "_place", "_load_tokens")
+WITH_FEW_NUMBERS = ("_weights_of_streams", "_load_tokens")  # of a token, and of a row's scale
 IN_FP8 = [name for name in PRODUCTS if name.startswith("FP8 by FP8")]
 SOME_KV = ["KV in int8, 2 tokens", "KV in int8, 9 tokens"]
 SOME_SCANS = ["Mamba 2", "delta rule", "delta rule, chunks"]
@@ -124,3 +127,15 @@ def test_scans_fit_the_registers_of_a_chip(arch: int) -> None:
     for name, code in compiled(arch, *SCANS).items():
         _assert_scan(name, code)
         assert code.local_bytes <= 8, (name, code.local_bytes)  # one address
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 90])
+def test_kernels_of_compressed_attention_streams_tiers_and_encoders_load_wide_pieces(arch: int) -> None:
+    found = compiled(arch, *NEWER, "segments")
+    for name, code in found.items():
+        assert name in WITH_FEW_NUMBERS or code.loads[16] >= 4, (name, code.loads)
+        assert sum(count for size, count in code.loads.items() if size < 4) <= 3, (name, code.loads)
+        assert code.local_bytes <= 16, (name, code.local_bytes)
+    with_products = {name for name, code in found.items() if code.matrix_units}
+    assert with_products == {"_attend_entries", "_stream_sums", "segments"}
