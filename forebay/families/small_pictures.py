@@ -11,6 +11,7 @@ from forebay.families.vision.small import SmallPictures
 from forebay.families.vision.small_gemma3 import SMALL_GEMMA3
 from forebay.families.vision.small_gemma4 import SMALL_GEMMA4
 from forebay.families.vision.small_gemma4_unified import SMALL_GEMMA4_UNIFIED
+from forebay.families.vision.small_internvl import SMALL_INTERNVL
 from forebay.families.vision.small_pixtral import SMALL_PIXTRAL
 from forebay.families.vision.small_qwen import SMALL_QWEN2_5_VL, SMALL_QWEN2_VL, SMALL_QWEN3_5, SMALL_QWEN3_VL
 from forebay.families.vision.small_siglip import small_siglip
@@ -21,6 +22,7 @@ SMALL: Final[Mapping[str, SmallPictures]] = {
     "gemma4": SMALL_GEMMA4,
     "gemma4_unified": SMALL_GEMMA4_UNIFIED,
     "idefics3": small_siglip("idefics3", "Idefics3"),
+    "internvl": SMALL_INTERNVL,
     "lfm2_vl": SMALL_SIGLIP2,
     "mistral3": SMALL_PIXTRAL,
     "qwen2_5_vl": SMALL_QWEN2_5_VL,

@@ -87,7 +87,18 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
     assert (ours.rescale, ours.mean, ours.std) == (1 / 255, (0.5,) * 3, (0.5,) * 3)
 
 
-SERVED = {*KINDS, *OF_QWEN, "gemma3", "gemma4", "gemma4_unified", "lfm2_vl", "mistral3", "qwen2_5_vl", "qwen2_vl"}
+SERVED = {
+    *KINDS,
+    *OF_QWEN,
+    "gemma3",
+    "gemma4",
+    "gemma4_unified",
+    "internvl",
+    "lfm2_vl",
+    "mistral3",
+    "qwen2_5_vl",
+    "qwen2_vl",
+}
 
 
 @pytest.mark.parametrize("outer", sorted(OUTERS.keys() - SERVED))

@@ -181,14 +181,31 @@ OUTERS: Final[dict[str, Case]] = {
         out_hidden_size=16,
         projector_hidden_size=16,
     ),
-    "internvl": _case("internvl", "qwen2", _VISION | {"image_size": [28, 28], "patch_size": [14, 14]}, _LLAVA, {}),
+    "internvl": _case(
+        "internvl",
+        "qwen2",
+        _SIGLIP | {"image_size": [32, 32], "patch_size": [8, 8], "attention_bias": True},
+        _LLAVA,
+        {},
+        image_token_id=5,
+    ),
     "internvl-qwen3": _case(
         "internvl",
         "qwen3",
-        _VISION | {"image_size": [28, 28], "patch_size": [14, 14]},
+        _SIGLIP
+        | {
+            "image_size": [56, 56],
+            "patch_size": [14, 14],
+            "norm_type": "rms_norm",
+            "use_qk_norm": True,
+            "use_mean_pooling": False,
+            "num_attention_heads": 3,
+        },
         _LLAVA,
         {"head_dim": 20},
         tie_word_embeddings=False,
+        image_token_id=7,
+        downsample_ratio=0.25,
     ),
     "llava": _case(
         "llava", "llama", _VISION | _IMAGE | {"model_type": "clip_vision_model", "projection_dim": 16}, _LLAVA, {}

@@ -31,7 +31,18 @@ from forebay.ops import Ops
 from tests.models.outers import OUTERS, make_outer, save_as_published
 from tests.models.visual import oracle_features, tile_sizes
 
-NAMES = ["smolvlm", "idefics3", "lfm2_vl", "mistral3", "gemma3", "gemma4", "gemma4-experts", "gemma4_unified"]
+NAMES = [
+    "smolvlm",
+    "idefics3",
+    "internvl",
+    "internvl-qwen3",
+    "lfm2_vl",
+    "mistral3",
+    "gemma3",
+    "gemma4",
+    "gemma4-experts",
+    "gemma4_unified",
+]
 CONNECTOR = "model.connector.modality_projection.proj.weight"
 PATCHES = "model.vision_model.embeddings.patch_embedding.weight"
 

@@ -27,6 +27,7 @@ from tests.models.tiny import VOCAB
 TYPES: Final = (
     "smolvlm",
     "idefics3",
+    "internvl",
     "lfm2_vl",
     "mistral3",
     "qwen2_5_vl",
@@ -111,7 +112,11 @@ def oracle_inputs(
     config: Any, tiles: Sequence[Pixels], mean: float | None = None, std: float | None = None
 ) -> dict[str, Tensor]:
     """Return what transformers' processor makes of tiles, uint8 [height, width, 3] each."""
-    usual = {"mistral3": (MEAN, STD), **dict.fromkeys(("gemma4", "gemma4_unified"), ((0.0,) * 3, (1.0,) * 3))}
+    usual = {
+        "mistral3": (MEAN, STD),
+        "internvl": (MEAN, STD),
+        **dict.fromkeys(("gemma4", "gemma4_unified"), ((0.0,) * 3, (1.0,) * 3)),
+    }
     usual_mean, usual_std = usual.get(config.model_type, (HALVES, HALVES))
     means = torch.tensor(usual_mean if mean is None else mean)
     deviations = torch.tensor(usual_std if std is None else std)
@@ -127,7 +132,7 @@ def oracle_inputs(
     if config.model_type == "mistral3":
         return _padded_inputs(numbers)
     stacked = torch.stack(numbers).permute(0, 3, 1, 2)
-    return {"pixel_values": stacked if config.model_type == "gemma3" else stacked.unsqueeze(0)}
+    return {"pixel_values": stacked if config.model_type in ("gemma3", "internvl") else stacked.unsqueeze(0)}
 
 
 def _flex_inputs(numbers: Sequence[Tensor], size: int) -> dict[str, Tensor]:
@@ -197,7 +202,8 @@ def tile_sizes(config: Any) -> tuple[Size, ...]:
         return (48, 48), (16, 32), (48, 16)
     if config.model_type in ("gemma4", "gemma4_unified"):
         return (32, 32), (16, 48), (48, 32)
-    return ((vision.image_size, vision.image_size),)
+    edge = vision.image_size[0] if config.model_type == "internvl" else vision.image_size
+    return ((edge, edge),)
 
 
 class QwenModel(VisualModel):

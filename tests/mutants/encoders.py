@@ -17,7 +17,44 @@ _WITHIN: Final = "ops/test_attention.py::test_attention_within_segments_equals_t
 
 _UNIFIED: Final = f"{_ORACLE}[torch-gemma4_unified]"
 
+_INTERNVL: Final = f"{_ORACLE}[torch-internvl]"
+
 ENCODERS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "C31 the row of an InternVL tile is left out behind the last layer",
+        "models/encoders/internvl.py",
+        "return self._connector(x[1:], state.grid)",
+        "return self._connector(x[:-1], state.grid)",
+        _INTERNVL,
+    ),
+    Mutant(
+        "C31 what a layer of InternVL gives is scaled by a weight of each entry",
+        "layers/intern_vit.py",
+        "self._out.of(attended.flatten(1)) * of_attention",
+        "self._out.of(attended.flatten(1))",
+        _INTERNVL,
+    ),
+    Mutant(
+        "C31 the row of an InternVL tile has the first position",
+        "layers/intern_vit.py",
+        "torch.cat([self._first, self._embedding.of(rows)])",
+        "torch.cat([self._embedding.of(rows), self._first])",
+        _INTERNVL,
+    ),
+    Mutant(
+        "C31 queries and keys of InternVL have norms of their own",
+        "layers/intern_vit.py",
+        "zip((q, k), self._head_norms, strict=True)",
+        "zip((q, k), self._head_norms[::-1], strict=True)",
+        f"{_ORACLE}[torch-internvl-qwen3]",
+    ),
+    Mutant(
+        "C31 the grid of an InternVL image has its ratio, not the inverse",
+        "server/images/tilings/base.py",
+        "distance = abs(width / height - cols / rows)",
+        "distance = abs(height / width - cols / rows)",
+        "server/images/test_internvl.py::test_tiles_of_internvl_any_size_equal_those_of_transformers",
+    ),
     Mutant(
         "C31 the pixels of a patch without an encoder are its own",
         "layers/unified_encoder.py",
@@ -174,7 +211,7 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "C31 of two grids that are equally close an image takes the one that it fills",
-        "server/images/tilings/flex.py",
+        "server/images/tilings/base.py",
         "distance == best_distance and is_filled",
         "distance == best_distance and not is_filled",
         "server/images/test_flex.py::test_any_size_has_the_grid_and_the_whole_of_transformers",

@@ -11,6 +11,7 @@ from forebay.families.vision.base import Vision
 from forebay.families.vision.gemma3 import pooled_siglip
 from forebay.families.vision.gemma4 import gemma4
 from forebay.families.vision.gemma4_unified import gemma4_unified
+from forebay.families.vision.internvl import internvl
 from forebay.families.vision.pixtral import pixtral
 from forebay.families.vision.qwen2 import qwen2_5_vl, qwen2_vl
 from forebay.families.vision.qwen3 import qwen3_5, qwen3_vl
@@ -22,6 +23,7 @@ _READERS: Final[Mapping[str, Callable[[Fields, Fields, int], Vision]]] = {
     "gemma4": gemma4,
     "gemma4_unified": gemma4_unified,
     "idefics3": siglip,
+    "internvl": internvl,
     "lfm2_vl": siglip2,
     "mistral3": pixtral,
     "qwen2_5_vl": qwen2_5_vl,

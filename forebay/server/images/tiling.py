@@ -12,6 +12,7 @@ from forebay.families.vision.base import VisionConfig
 from forebay.families.vision.gemma3 import PooledSiglipConfig
 from forebay.families.vision.gemma4 import Gemma4VisionConfig
 from forebay.families.vision.gemma4_unified import UnifiedVisionConfig
+from forebay.families.vision.internvl import InternVitConfig
 from forebay.families.vision.pixtral import PixtralConfig
 from forebay.families.vision.qwen2 import Qwen2Config
 from forebay.families.vision.qwen3 import Qwen3Config
@@ -22,15 +23,17 @@ from forebay.server.images.tilings.flex import FlexTiles, flex
 from forebay.server.images.tilings.gemma3 import WholeSquare, whole_square
 from forebay.server.images.tilings.gemma4 import ScaledImage, scaled_image
 from forebay.server.images.tilings.idefics import SquareTiles, squares
+from forebay.server.images.tilings.internvl import GridTiles, grid_tiles
 from forebay.server.images.tilings.qwen import FittedImage, fitted_image
 from forebay.server.images.tilings.whole import WholeImage, whole_image
 
-Tiling: TypeAlias = SquareTiles | FlexTiles | WholeImage | WholeSquare | ScaledImage | FittedImage
+Tiling: TypeAlias = SquareTiles | FlexTiles | GridTiles | WholeImage | WholeSquare | ScaledImage | FittedImage
 """A way of cutting with its parameters, told from others by its tag."""
 
 _READERS: Final[Mapping[type[VisionConfig], Callable[[ProcessorFiles, Any], Tiling]]] = {
     Gemma4VisionConfig: scaled_image,
     UnifiedVisionConfig: scaled_image,
+    InternVitConfig: grid_tiles,
     PooledSiglipConfig: whole_square,
     Qwen2Config: fitted_image,
     Qwen3Config: fitted_image,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -53,6 +54,18 @@ class Cutting(msgspec.Struct, frozen=True, kw_only=True):
     def num_tokens(self, size: Size) -> int:
         """Return the number of tokens of a tile."""
         return num_tokens(size, self.token_edge)
+
+
+def closest_grid(height: int, width: int, edge: int, grids: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Return the rows and columns of squares of `edge` pixels whose ratio is closest to the image's. Of two that are
+    equally close, return the later one if the image has more than half of its pixels. `grids` has columns and rows."""
+    best, best_distance = (1, 1), math.inf
+    for cols, rows in grids:
+        distance = abs(width / height - cols / rows)
+        is_filled = height * width > 0.5 * edge**2 * cols * rows
+        if distance < best_distance or (distance == best_distance and is_filled):
+            best, best_distance = (rows, cols), distance
+    return best
 
 
 def resample_of(own: Mapping[str, Any], default: int, files: ProcessorFiles) -> int:

@@ -15,7 +15,7 @@ from forebay.base.pixels import Size
 from forebay.families.model_config import ProcessorFiles
 from forebay.families.vision.siglip2 import DEFAULT_MAX_TOKENS, DEFAULT_TILE_SIZE, Siglip2Config
 from forebay.server.images.sources import Unreadable
-from forebay.server.images.tilings.base import ONE_TILE, Cutting, Tiles, resample_of
+from forebay.server.images.tilings.base import ONE_TILE, Cutting, Tiles, closest_grid, resample_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -95,13 +95,7 @@ class FlexTiles(Cutting, frozen=True, kw_only=True, tag=True):
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Return the rows and columns of tiles whose ratio is closest to the image's; of two that are equally close,
         the larger one if the image has more than half of its pixels."""
-        best, best_distance = (1, 1), math.inf
-        for cols, rows in self._grids():
-            distance = abs(width / height - cols / rows)
-            is_filled = height * width > 0.5 * self.tile_size**2 * cols * rows
-            if distance < best_distance or (distance == best_distance and is_filled):
-                best, best_distance = (rows, cols), distance
-        return best
+        return closest_grid(height, width, self.tile_size, self._grids())
 
     def _grids(self) -> list[tuple[int, int]]:
         sides = range(1, self.max_tiles + 1)
