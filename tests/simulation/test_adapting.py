@@ -16,9 +16,11 @@ from forebay.scheduler.memory.deferred import Deferred
 from tests.simulation import adapting_pair
 from tests.simulation.adapting import run_seeds
 
+SEEDS = (2, 4, 6, 10, 53, 86)  # each mutant that names the test fails with one of them; in 53 an adapter is lost
+
 
 @pytest.mark.long
-@pytest.mark.parametrize("seeds", [(*range(12), 53), pytest.param(range(12, 800), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [SEEDS, pytest.param(range(800), marks=pytest.mark.slow)])
 def test_adapters_random_traffic_each_request_computes_with_the_adapter_that_it_named(seeds: Iterable[int]) -> None:
     outcome = run_seeds(seeds)
     assert min(outcome.loads, outcome.refused, outcome.unloads, outcome.lost, outcome.adapted) > 0
