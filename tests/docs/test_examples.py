@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,11 @@ ADDRESS = "http://127.0.0.1:30000"  # as it stands in the documents
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((DOCS / "guide").glob("*.md"))]
 
 
-def blocks(path: Path) -> Iterator[tuple[str, str]]:
+@cache
+def blocks(path: Path) -> list[tuple[str, str]]:
     """Of each fenced block its language, with what follows that, and its text."""
-    for token in MarkdownIt("commonmark").parse(path.read_text()):
-        if token.type == "fence":
-            yield token.info.strip(), token.content
+    tokens = MarkdownIt("commonmark").disable("inline").parse(path.read_text())
+    return [(token.info.strip(), token.content) for token in tokens if token.type == "fence"]
 
 
 def marked(language: str) -> list[object]:
