@@ -297,10 +297,12 @@ def test_what_was_compiled_once_needs_no_compiler(monkeypatch: pytest.MonkeyPatc
 
 
 def damage(path: Path) -> None:
-    """Change a byte in the middle, as a disk may; the name stays."""
-    whole = bytearray(path.read_bytes())
+    """Change a byte in the middle, as a disk may; the name stays. Who has loaded the library keeps the whole one."""
+    whole, mode = bytearray(path.read_bytes()), path.stat().st_mode
     whole[len(whole) // 2] ^= 1
+    path.unlink()
     path.write_bytes(whole)
+    path.chmod(mode)
 
 
 def open_to_all(path: Path) -> None:
