@@ -36,13 +36,14 @@ log = get_logger("route")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedRequest:
     """A client's request: its bytes as they came, the headers that are passed on, and how its members are selected.
-    `on_selected` is called with those of each attempt."""
+    `on_selected` is called with those of each attempt, `on_failed` with those of each that failed."""
 
     path: str
     headers: Mapping[str, str]
     content: bytes
     select: Select
     on_selected: Callable[[Selected[Member]], None]
+    on_failed: Callable[[Selected[Member], ForebayError], None]
     trace: Trace | None = None
 
     def attempt(self, selected: Selected[Member]) -> Span | None:
@@ -208,6 +209,7 @@ async def first_answer(members: Members, request: RoutedRequest, watch: Watch) -
         try:
             exchange = await begin(members, selected, request, attempt)
         except ForebayError as error:
+            request.on_failed(selected, error)
             end_span(attempt, error)
             failure = failure or error
             tried.update(member for member in selected.members if not member.up)  # the other one got nothing
@@ -218,6 +220,7 @@ async def first_answer(members: Members, request: RoutedRequest, watch: Watch) -
         if failure is None:
             return exchange, head
         end_span(attempt, failure)
+        request.on_failed(selected, failure)
         exchange.note_lost(members, failure)
         exchange.end()
         if exchange.gone or failure.status not in _AGAIN:

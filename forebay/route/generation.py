@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -45,6 +46,7 @@ async def pooled(request: Request, router: Router) -> Response:
 
 async def _computed(request: Request, router: Router, select_by: Callable[[bytes], Awaitable[Select]]) -> Response:
     context = RequestContext.of(request.scope)
+    attempts: list[float] = []
     async with contextlib.AsyncExitStack() as undo:
         async with router.bodies.content(request.scope, context.client) as content:
             undo.enter_context(router.lifecycle.admit(context.tenant.name, 1))
@@ -54,7 +56,8 @@ async def _computed(request: Request, router: Router, select_by: Callable[[bytes
                 headers=passed_on(request, router.id),
                 content=content,
                 select=await select_by(content),
-                on_selected=partial(_note_selected, router, context),
+                on_selected=partial(_note_selected, router, context, attempts),
+                on_failed=lambda selected, error: router.metrics.count_failed_attempt(selected.members, error.code),
                 trace=context.trace,
             )
             try:
@@ -66,6 +69,7 @@ async def _computed(request: Request, router: Router, select_by: Callable[[bytes
                 if watch.gone:
                     raise ClientGone from None
                 raise
+        router.metrics.count_answer(exchange.answering.member, time.monotonic() - attempts[-1], len(attempts))
         router.under_way.add(exchange)
         undo.callback(router.under_way.discard, exchange)
         undo.callback(_end, router, exchange)
@@ -74,7 +78,9 @@ async def _computed(request: Request, router: Router, select_by: Callable[[bytes
         return _Relayed(router, context, exchange, passed_back(head), undo.pop_all())
 
 
-def _note_selected(router: Router, context: RequestContext, selected: Selected[Member]) -> None:
+def _note_selected(router: Router, context: RequestContext, attempts: list[float], selected: Selected[Member]) -> None:
+    """Note an attempt, by the time at which it begins."""
+    attempts.append(time.monotonic())
     router.metrics.count_selected(selected.reason)
     name_servers(context, selected)
 

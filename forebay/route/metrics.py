@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from forebay.route.members import Member, Members
 from forebay.route.selection import Reason
@@ -27,6 +29,12 @@ class RouteMetrics:
         self._not_sent = Counter("forebay:route_standby_dropped", text, registry=self._registry)
         text = "Spans of traces that were not exported: the collector was down or slow"
         self._spans_dropped = Counter("forebay:traces_dropped", text, registry=self._registry)
+        text = "Attempts that failed before their first byte, by the server that failed and the code"
+        self._attempts = Counter("forebay:route_attempts_failed", text, ["server", "code"], registry=self._registry)
+        text = "Requests that were sent again, to another server"
+        self._retries = Counter("forebay:route_retries", text, registry=self._registry)
+        text = "From sending a request to the head of its answer, which of a stream comes with its first token"
+        self._answers = Histogram("forebay:route_answer_seconds", text, ["server"], registry=self._registry)
         self._up = gauge("server_up", "Whether a server takes requests")
         self._in_flight = gauge("server_requests", "Requests that a server has now")
         self._total = gauge("server_requests_total", "Requests that a server has had")
@@ -39,6 +47,16 @@ class RouteMetrics:
     def count_selected(self, reason: Reason) -> None:
         """Count an attempt to send a request."""
         self._selected.labels(reason).inc()
+
+    def count_failed_attempt(self, members: Sequence[Member], code: str) -> None:
+        """Count an attempt whose servers gave no answer that the client could get."""
+        for member in members:
+            self._attempts.labels(member.url, code).inc()
+
+    def count_answer(self, member: Member, seconds: float, num_attempts: int) -> None:
+        """Count a request that a server answers, `seconds` after the last of its attempts began."""
+        self._answers.labels(member.url).observe(seconds)
+        self._retries.inc(num_attempts - 1)
 
     def count_spans_dropped(self, num: int) -> None:
         """Count spans that the collector of traces did not get."""

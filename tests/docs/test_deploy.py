@@ -126,13 +126,19 @@ def test_prometheus_asks_with_a_key_where_the_server_listens() -> None:
     assert int(port) == settings["port"]
 
 
+def alerts() -> list[dict[str, Any]]:
+    (group,) = documents("alerts.yaml")[0]["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
 def queries() -> list[str]:
     dashboard = json.loads((DEPLOY / "grafana.json").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     page = (ROOT / "docs/guide/deploying.md").read_text()
     alarms = re.findall(r"^\| `(.*forebay.*)` \|", page, re.MULTILINE)
     assert len(alarms) == 4
-    return asked + alarms
+    return asked + alarms + [alert["expr"] for alert in alerts()]
 
 
 @together("query", queries())
@@ -141,7 +147,15 @@ def test_every_query_is_one_and_asks_for_series_that_there_are(query: str) -> No
     promql_parser.parse(query.replace("$__rate_interval", "1m"))
     asked = set(re.findall(r"forebay:\w+", query))
     page = metrics.page()
-    assert {name for name in asked if f"`{re.sub('_bucket$', '', name)}`" not in page} == set()
+    assert {name for name in asked if f"`{re.sub('_(bucket|sum|count)$', '', name)}`" not in page} == set()
+
+
+def test_alarms_have_names_of_their_own_and_those_of_the_guide_are_there() -> None:
+    assert len({alert["alert"] for alert in alerts()}) == len(alerts()) == 7
+    assert all(alert["annotations"]["summary"] for alert in alerts())
+    texts = [alert["expr"] for alert in alerts()]
+    page = (ROOT / "docs/guide/deploying.md").read_text()
+    assert all(alarm in texts for alarm in re.findall(r"^\| `(.*forebay.*)` \|", page, re.MULTILINE))
 
 
 def test_kuberay_manifest_names_what_it_has_and_sets_what_the_guide_says() -> None:

@@ -74,7 +74,11 @@ class Attempts:
 
     def run(self) -> tuple[Exchange, Head]:
         watch: Any = SimpleNamespace(gone=self.leaves, on_gone=lambda abort: abort() if self.leaves else None)
-        routed = RoutedRequest(path="/", headers={}, content=b"", select=self.select, on_selected=lambda _: None)
+        self.failed: list[str] = []
+        routed = RoutedRequest(
+            path="/", headers={}, content=b"", select=self.select,
+            on_selected=lambda _: None, on_failed=lambda _, error: self.failed.append(error.code),
+        )  # fmt: skip
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             return runner.run(first_answer(self, routed, watch))  # type: ignore[arg-type]
 
@@ -107,6 +111,7 @@ def test_first_answer_attempts_are_bounded_and_the_last_failure_is_raised(monkey
     with pytest.raises(ForebayError, match="why"):
         attempts.run()
     assert [attempt.num_ends for attempt in attempts.made] == [1] * 3
+    assert attempts.failed == ["its_code"] * 3
 
 
 def test_first_answer_servers_that_are_gone_at_the_second_attempt_leave_the_first_failure(

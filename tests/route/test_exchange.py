@@ -17,7 +17,7 @@ from forebay.route.selection import Reason, Selected
 from forebay.route.upstream import Head
 from tests.server.conftest import CONFIG
 
-REQUEST = RoutedRequest(path="/v1/completions", headers={}, content=b"{}", select=Any, on_selected=Any)
+REQUEST = RoutedRequest(path="/v1/completions", headers={}, content=b"{}", select=Any, on_selected=Any, on_failed=Any)
 
 
 class Upstream:

@@ -18,7 +18,7 @@ def rendered(metrics: RouteMetrics, *members: SimpleNamespace) -> dict[tuple[str
         (sample.name, *sample.labels.values()): (family.type, sample.value)
         for family in text_string_to_metric_families(metrics.render(of_all).decode())
         for sample in family.samples
-        if not sample.name.endswith("_created")
+        if not sample.name.endswith(("_created", "_bucket"))
     }
 
 
@@ -29,6 +29,9 @@ def test_route_metrics_each_series_has_its_own_value() -> None:
     metrics.count_selected(Reason.PREFIX)
     metrics.count_dropped(4)
     metrics.count_spans_dropped(5)
+    server: Any = SimpleNamespace(url="u")
+    metrics.count_failed_attempt([server], "member_lost")
+    metrics.count_answer(server, 0.25, 4)
     member = SimpleNamespace(
         role="decode",
         url="u",
@@ -46,6 +49,10 @@ def test_route_metrics_each_series_has_its_own_value() -> None:
         **{("forebay:route_selections_total", reason): ("counter", reason is Reason.PREFIX) for reason in Reason},
         ("forebay:route_standby_dropped_total",): ("counter", 4),
         ("forebay:traces_dropped_total",): ("counter", 5),
+        ("forebay:route_attempts_failed_total", "member_lost", "u"): ("counter", 1),
+        ("forebay:route_retries_total",): ("counter", 3),
+        ("forebay:route_answer_seconds_count", "u"): ("histogram", 1),
+        ("forebay:route_answer_seconds_sum", "u"): ("histogram", 0.25),
         ("forebay:route_server_up", "decode", "u"): ("gauge", 1),
         ("forebay:route_server_requests", "decode", "u"): ("gauge", 2),
         ("forebay:route_server_requests_total", "decode", "u"): ("gauge", 7),

@@ -11,6 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 QUERIES = {
     "vllm": (
         'vllm:num_requests_running{model_name="$model_name"}',
+        'vllm:cache_config_info{block_size="$block", num_gpu_blocks="$blocks"}',  # these two: a Kubernetes gateway's
+        'vllm:lora_requests_info{running_lora_adapters="$a", waiting_lora_adapters="$w", max_lora="$m"}',
+        'rate(vllm:request_queue_time_seconds_sum{model_name="$model_name"}[5m])',
+        'rate(vllm:request_prefill_time_seconds_sum{model_name="$model_name"}[5m])',
         'vllm:num_requests_waiting{model_name="$model_name", engine="0"}',
         'vllm:gpu_cache_usage_perc{model_name="$model_name"}',
         'vllm:kv_cache_usage_perc{model_name="$model_name"}',

@@ -366,6 +366,7 @@ class World:
             content=b"{}",
             select=partial(self.members.select, blocks),
             on_selected=partial(self._selected, name),
+            on_failed=lambda selected, error: None,
         )
         with Watch(receive) as watch:
             end = await asyncio.wait_for(self._ended(name, routed, watch), MOST_S)

@@ -7,6 +7,7 @@ all requests since the start.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -31,6 +32,9 @@ NAMES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "time_to_first_token_seconds": ("time_to_first_token_seconds",),
         "inter_token_latency_seconds": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
         "e2e_request_latency_seconds": ("e2e_request_latency_seconds",),
+        "request_queue_seconds": ("request_queue_time_seconds",),
+        "request_prefill_seconds": ("request_prefill_time_seconds",),
+        "cache_config_info": ("cache_config_info",),
     },
     "sglang": {
         "num_running_reqs": ("num_running_reqs",),
@@ -69,6 +73,8 @@ class Renamed(Collector):
                 yield from (self._renamed(ours[name], f"{self._engine}:{other}") for other in others)
         if self._engine == "sglang":
             yield from self._sums(ours)
+        if self._engine == "vllm":
+            yield self._adapters(ours)
 
     def _renamed(self, metric: Metric, name: str) -> Metric:
         renamed = Metric(name, metric.documentation, metric.type)
@@ -77,6 +83,15 @@ class Renamed(Collector):
             for sample in metric.samples
         ]
         return renamed
+
+    def _adapters(self, ours: Mapping[str, Metric]) -> Metric:
+        """Return vLLM's gauge whose labels name the adapters in use, for gateways; adapters do not wait here."""
+        samples = ours["lora_requests"].samples if "lora_requests" in ours else []
+        in_use = ",".join(sample.labels["adapter"] for sample in samples if sample.value)
+        labels = ["running_lora_adapters", "waiting_lora_adapters", "max_lora"]
+        info = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use", labels=[*self._labels, *labels])
+        info.add_metric([*self._labels.values(), in_use, "", str(len(samples))], time.time())
+        return info
 
     def _sums(self, ours: Mapping[str, Metric]) -> Iterator[Metric]:
         """Yield sums that other engines have as one number, and we by its parts."""
