@@ -15,6 +15,7 @@ _KEEPS: Final = "keeps memory longer than needed"
 _CHECK: Final = "leaves out a check of what the rest of the engine never does"
 _COUNT: Final = "changes a counter"
 _FAILURE: Final = "is about a step that fails or is not finite"
+_DRAFTS: Final = "proposes other draft tokens; what is accepted is what is sampled"
 _PICTURES: Final = "the model takes no pictures"
 _POOLED: Final = "the model gives no embeddings"
 _HEAD: Final = "the model has no draft layers"
@@ -75,6 +76,7 @@ _BY_REASON: Final = {
         "C27 C16 what is not finite behind the first rejection harms nobody",
         "C15 a capture that fails costs no request",
     ),
+    _DRAFTS: ("C16 guesses of the host go to the rows that they are of",),
     _PICTURES: (
         "C28 each tile of a picture has the rows of its own tokens",
         "C28 a slice costs what a tile of its size costs",
