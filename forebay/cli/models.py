@@ -29,9 +29,12 @@ from forebay.config.rules import ITEM_BYTES, value_bytes
 from forebay.engine.lifecycle.bring import pull
 from forebay.engine.lifecycle.model_shape import read_shape
 from forebay.engine.lifecycle.served_files import check_served_files
+from forebay.families import TEXT_ENCODERS, TYPES
 from forebay.families.checkpoint import Checkpoint, open_with_encoder
 from forebay.families.model_config import config_of, family_title
+from forebay.families.outer import OTHER_NAMES, OUTERS
 from forebay.families.small import LIKES, small_config
+from forebay.families.vision import TYPES as VISION_TYPES
 from forebay.formats.adapters import AdapterFiles, open_adapter
 from forebay.formats.gguf_parts import first_parts, model_file, part_paths
 from forebay.formats.hub_names import (
@@ -76,9 +79,14 @@ def _parser(action: str, usage: str = "", model: str = "") -> Parser:
 
 
 def _list(words: Sequence[str]) -> None:
-    parser = _parser("list", "[--json]")
+    parser = _parser("list", "[--json] [--supported]")
     parser.option("--json", action="store_true", help="for programs")
-    as_json = parser.parse(words).own.json
+    parser.option("--supported", action="store_true", help="the types of models that are served, instead")
+    own = parser.parse(words).own
+    as_json = own.json
+    if own.supported:
+        _list_types(as_json=as_json)
+        return
     found = [_listed(*entry) for entry in _here()]
     if as_json:
         print(json.dumps(found, indent=2))
@@ -94,6 +102,29 @@ def _list(words: Sequence[str]) -> None:
         table.add_row(
             model["name"], model["kind"], human_bytes(model["num_bytes"]), model["revision"], pids, model["path"]
         )
+    _print(table)
+
+
+def supported_types() -> dict[str, str]:
+    """Return what is served of each `model_type`, as files name it."""
+    served = dict.fromkeys((*TYPES, *OUTERS), "text")
+    served |= dict.fromkeys(VISION_TYPES, "text and images") | dict.fromkeys(
+        TEXT_ENCODERS, "vectors and labels of texts"
+    )
+    served |= {named: served[ours] for named, ours in OTHER_NAMES.items()}
+    return dict(sorted(served.items()))
+
+
+def _list_types(*, as_json: bool) -> None:
+    served = supported_types()
+    if as_json:
+        print(json.dumps(served, indent=2))
+        return
+    table = Table(box=None)
+    for column in ("model_type", "served"):
+        table.add_column(column)
+    for row in served.items():
+        table.add_row(*row)
     _print(table)
 
 
