@@ -371,7 +371,7 @@ PICTURES: Final = (
         "scheduler/step_draft.py",
         "            rope_delta=req.pictures.rope_delta if ",
         "            rope_delta=req.pictures.rope_delta if not prebuilt and ",
-        "integration/test_picture_pairs.py::"
-        "test_c21_c28_tokens_behind_images_are_those_of_one_engine_and_prefill_alone_encodes[qwen2_vl]",
+        "scheduler/test_picture_roles.py::"
+        "test_c28_arrived_prompt_decodes_with_the_rotary_delta_of_its_pictures_and_is_not_encoded",
     ),
 )
