@@ -163,8 +163,11 @@ def test_published_models_have_their_size_and_keep_what_their_papers_say(
     assert sum(row["num_layers"] for row in found["layers"]) == shape["num_hidden_layers"]
 
 
-def test_memory_that_does_not_hold_the_weights_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", str(folder), "--memory", "10GiB"]) != 0
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_memory_that_does_not_hold_the_weights_is_an_error(
+    folder: Path, device: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(folder), "--device", device, "--memory", "10GiB", "--dtype", "bfloat16"]) != 0
     assert "do not hold" in capsys.readouterr().err
 
 
