@@ -192,6 +192,10 @@ def _selection(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
         q, weights = normal((11, 5, 20), dtype, seed=1), normal((11, 5), F32, seed=2)
         keys = KvCache(case.k_cache, case.k_cache, case.k_scale, case.k_scale)
         yield from ops.selection.select_tokens(q, weights, keys, case.paged, 7)
+    blocks = torch.tensor([[0, 1, -1]] * 9 + [[3, 20, 36]] * 2, dtype=torch.int32)
+    counts = torch.tensor([0] * 3 + [1] * 4 + [2] * 2 + [3] * 2, dtype=torch.int32)
+    positions = torch.cat([torch.arange(9), torch.arange(148, 150)])
+    yield from ops.selection.block_tokens(blocks, counts, positions, case.paged, 4)
 
 
 def _tiers(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
