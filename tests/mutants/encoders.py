@@ -42,10 +42,10 @@ ENCODERS: Final[tuple[Mutant, ...]] = (
         _INTERNVL,
     ),
     Mutant(
-        "C31 queries and keys of InternVL have norms of their own",
+        "C31 queries and keys of InternVL are normed",
         "layers/intern_vit.py",
-        "zip((q, k), self._head_norms, strict=True)",
-        "zip((q, k), self._head_norms[::-1], strict=True)",
+        "ops.norms.rms_norm(part, weight, _HEAD_EPS)",
+        "part * weight",
         f"{_ORACLE}[torch-internvl-qwen3]",
     ),
     Mutant(
