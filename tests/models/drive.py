@@ -38,6 +38,7 @@ class Driver:
         dtype: torch.dtype = torch.float32,
         ssm_dtype: torch.dtype = torch.float32,
         width: int = 1,
+        chunked_scans: bool = False,
     ) -> None:
         self.model = model
         page_size = self.page_size = of_whole_entries(page_size, model)
@@ -45,7 +46,7 @@ class Driver:
         num_pages = NUM_ROWS * columns
         self.cache = CachePool(
             model.cache_specs(),
-            replace(cache_types(dtype, ssm_dtype), width=width),
+            replace(cache_types(dtype, ssm_dtype), width=width, chunked_scans=chunked_scans),
             page_size=page_size,
             num_slots={"kv": num_pages, "window": num_pages, "state": NUM_ROWS + NUM_SNAPSHOTS, "ring": NUM_ROWS},
             device="cpu",

@@ -50,7 +50,7 @@ def test_c25_weights_loaded_again_are_those_that_kernels_of_a_gpu_read(
         return models.load(open_checkpoint(path), ops=ops, dtype=torch.float32, quantization=quantization)
 
     def logits(model: models.Model) -> torch.Tensor:
-        return Driver(model).step([(1, ids)])[0]
+        return Driver(model, chunked_scans=True).step([(1, ids)])[0]
 
     model = load(folder, memory)
     before = logits(model)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from forebay.engine.client.recordings import Recordings
 from forebay.engine.frames import AddRequest, GetReuse, GetTree, ReuseReport, State, TreePart
 from forebay.engine.loop.surveys import Surveys, of_cache
 from forebay.engine.stream import Mailbox, Stream
@@ -35,6 +36,7 @@ class CachingEngine:
         self.last_tick_age_s = 0.0
         self.is_ready = True
         self.link = self
+        self.recordings = Recordings(None, dict, has_tokens=False)
         self._ids = itertools.count(1)
         self._mailboxes: dict[int, Mailbox] = {}
         self._stepper: asyncio.Task[None] | None = None

@@ -98,6 +98,8 @@ def start(
     thread = threading.Thread(target=run, name="server")
     thread.start()
     assert started.wait(HANGS_S)
+    if failures:  # before it was ready: a client would wait for an answer
+        raise failures[0]
     return Running(
         f"http://127.0.0.1:{port}", port, box["engine"], tokenizer, box["loop"], box["stop"], thread, failures
     )
