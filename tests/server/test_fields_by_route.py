@@ -71,6 +71,8 @@ VALUES: dict[str, Any] = {
     "max_tokens": 3,
     "max_completion_tokens": 3,
     "n_predict": 3,
+    "nvext": {},
+    "cache_control": {"type": "ephemeral"},
 }
 ALSO: dict[str, dict[str, Any]] = {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}}
 COUNTS = (
