@@ -152,7 +152,8 @@ def run(words: Sequence[str]) -> int:
         parsed = replace(parsed, flags={**parsed.flags, "max_running_requests": num})
     with described(model) if (model := parsed.absent_model()) else contextlib.nullcontext(None) as path:
         read, check = functools.cache(read_shape), functools.cache(check_served_files)
-        planned = functools.partial(make_plan, path=path, read=read, check=check)
+        of_gpu = parsed.own.memory is not None and parsed.values.get("device") == "cuda"
+        planned = functools.partial(make_plan, path=path, read=read, check=check, of_gpu=of_gpu)
         try:
             plan = planned(parsed, memory)
         except NotEnoughMemory as error:
@@ -180,12 +181,19 @@ def _memory(text: str | None) -> Amount:
 
 
 def make_plan(
-    parsed: Parsed, memory: Amount, *, path: Path | None, read: Callable[..., Shape], check: Callable[..., None]
+    parsed: Parsed,
+    memory: Amount,
+    *,
+    path: Path | None,
+    read: Callable[..., Shape],
+    check: Callable[..., None],
+    of_gpu: bool = False,
 ) -> Plan:
     """Plan the memory of the model at `path`, or of the named model, as `read_shape` reads it. Raises NotEnoughMemory
-    where the weights or not a single request would fit, as serving would, and ModelError if `check` does."""
+    where the weights or not a single request would fit, as serving would, and ModelError if `check` does. `of_gpu` says
+    that the memory is that of a GPU, which need not be here."""
     found: dict[str, Any] = {"adapter": Path} | ({} if path is None else {"find": lambda *named: path})
-    if parsed.own.memory is not None and parsed.values.get("device") == "cuda":  # of a GPU, which need not be here
+    if of_gpu:
         found |= {"gpu": lambda: GpuMemory(memory.value, memory.value), "memory": available_memory}
     config = parsed.resolve(Survey(**{"model": lambda *which: read(*which)[::2], "memory": lambda: memory, **found}))
     check(Path(config.engine.model_path), config.server.chat_template)

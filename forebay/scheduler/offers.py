@@ -12,7 +12,7 @@ from forebay.config.engine_config import DisaggregationOptions
 from forebay.memory.holding import footprint, footprint_ahead
 from forebay.memory.slots import NO_OWNER, as_ids
 from forebay.requests.request import Request, blamed_on
-from forebay.requests.transfers import Decline, Offer, Rendezvous, Tail, Ticket
+from forebay.requests.transfers import Decline, Offer, Rendezvous, Tail, Ticket, digest_of
 from forebay.requests.updates import Failure
 from forebay.scheduler.arrivals import HANDOVERS_PER_PLAN
 from forebay.scheduler.early_offers import adapter_of, pictures_of
@@ -60,7 +60,8 @@ class Offers:
     def decline(self, req: Request, failure: Failure) -> None:
         """Order that prefill learns that no offer comes, so that it does not wait for its time-out."""
         ticket, where = self._ticket(req)
-        self._tickets.orders.append(Decline(ticket, where.host, where.port, req.num_prompt, req.prompt_digest, failure))
+        digest = req.prompt_digest or digest_of(req.tokens)  # one that is refused is not admitted before
+        self._tickets.orders.append(Decline(ticket, where.host, where.port, req.num_prompt, digest, failure))
 
     def _ticket(self, req: Request) -> tuple[Ticket, Rendezvous]:
         where = req.rendezvous

@@ -90,7 +90,7 @@ async def test_replica_starts_as_forebay_serve_does_and_closes_all(monkeypatch: 
         async def close(self, *, drain_s: float) -> None:
             events.append(f"close engine {drain_s:g} {context.lifecycle.draining}")
 
-    engine, server = Engine(), SimpleNamespace(log_level="warning")
+    engine, server = Engine(), SimpleNamespace(log_level="warning", log_format="text")
     config = SimpleNamespace(server=server, engine="engine settings")
     tokenizer = SimpleNamespace(release_memory="release", wake="wake")
     parts = {name: Closing(name, events) for name in ("json_workers", "workers", "grammars")}
@@ -132,7 +132,7 @@ async def test_replica_starts_as_forebay_serve_does_and_closes_all(monkeypatch: 
     assert events == [
         ("restore", Surroundings(niceness=os.getppid(), oom_score_adj=0)),
         ("parse", ["--a"]),
-        ("logging", "warning", ("process", "server")),
+        ("logging", "warning", ("process", "server"), ("format", "text")),
         ("connect", config, ("configured", "spawned", "engine settings")),
         ("context", server, "model", engine, tokenizer),
         "ready",

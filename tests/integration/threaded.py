@@ -27,6 +27,7 @@ class ThreadedEngine:
         self.core, self.pid = core, os.getpid()
         self.ready = msgspec.structs.replace(READY, **{"max_requests": 264, **told})
         self.config = CONFIG
+        self.records = None  # no memory of a flight recorder
         self.encoder = FrameEncoder()
         self.sock, theirs = socket.socketpair()
         self.channel: Channel[ToEngine] = Channel(theirs, ToEngine)

@@ -573,4 +573,11 @@ TRANSFER = (
         "                    return None\n                for",
         "transfer/test_streams.py::test_c22_chunk_that_ends_with_its_connection_never_comes",
     ),
+    Mutant(
+        "C22 a refusal before admission names the prompt by which its other half finds it",
+        "scheduler/offers.py",
+        "        digest = req.prompt_digest or digest_of(req.tokens)",
+        "        digest = req.prompt_digest",
+        "integration/test_sleeping_peers.py::test_c22_the_other_half_of_what_a_sleeping_decode_server_refuses_ends_at_once",
+    ),
 )

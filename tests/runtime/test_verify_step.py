@@ -101,10 +101,10 @@ def test_right_drafts_are_all_accepted_and_wrong_ones_cost_nothing():
     first, second = ([result.token_ids[i] for result in known] for i in range(2))
     assert plans.step(extends=[(1, 7), (2, 7)]).token_ids == [first[0], second[0]]
     result = plans.step(decodes=[(1, first[1:4]), (2, [second[1], 9, second[3]])])
-    assert result == StepResult(token_ids=[*first[1:5], *second[1:3]], num_new=[4, 2])
+    assert (result.token_ids, result.num_new) == ([*first[1:5], *second[1:3]], [4, 2])
     result = plans.step(decodes=[2, (1, [first[5] ^ 1])])
-    assert result == StepResult(token_ids=[second[3], first[5]], num_new=[1, 1])
-    assert plans.step(decodes=[2, 1]) == StepResult(token_ids=[second[4], first[6]])
+    assert (result.token_ids, result.num_new) == ([second[3], first[5]], [1, 1])
+    assert plans.step(decodes=[2, 1]).token_ids == [second[4], first[6]]
     plans.admit(3, prompt(3))
     result = plans.step(extends=[(3, 7)], decodes=[1, 2])
     assert result.token_ids[1:] == [first[7], second[5]]

@@ -50,7 +50,7 @@ def test_limits_of_a_session_have_their_values() -> None:
     assert (connection.RECEIVE_BYTES, connection.MAX_UNSENT_BYTES, tcp.BUFFER_BYTES) == (256 * KIB, 128 * MIB, 4 * MIB)
     assert (prefill.MAX_STRANGERS, prefill.MAX_SESSIONS, prefill.MAX_KNOWN) == (64, 1024, 4096)
     assert (tcp.MAX_PARTS, memory.RUN_BYTES, pattern.MAX_REPORTED) == (64, 4 * KIB, 8)
-    assert (shm.WORD_BYTES, shm.MAX_FILES, shm._MESSAGE_BYTES) == (32, 128, MIB)
+    assert (shm.WORD_BYTES, shm.MAX_FILES, shm._MESSAGE_BYTES) == (32, 250, MIB)
     assert (frames.MAX_TICKETS, frames.MAX_COLUMNS, frames.MAX_KINDS) == (65_536, 65_536, 16)
     assert (frames.MAX_CODE_CHARS, frames.MAX_MESSAGE_CHARS, frames.NONCE_BYTES) == (64, 65_536, 32)
     assert peers.UNLIMITED == 2**31
