@@ -123,6 +123,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     event. Where its fixtures hang, too, they fail in turn."""
     limit_s = HANGS_S * (20 if item.get_closest_marker("slow") else 1)
     _watchdog.begin(limit_s)
+    signal.signal(signal.SIGALRM, _hangs)  # an event loop in the last test may have left the system's handler
     signal.setitimer(signal.ITIMER_REAL, 2 * limit_s, HANGS_S)  # a wait with a deadline of its own says more
     try:
         return (yield)

@@ -14,6 +14,7 @@ INSTEAD = {  # one field of each line, or more, and a word of what it says
     "repeat_penalty": "call it repetition_penalty",
     "num_beams": "not searched for",
     "truncate": "fits into the context",
+    "cache_control": "prompt_cache_retention keeps a whole prompt",
     "max_new_tokens": "call it max_tokens",
     "sampling_seed": "call it seed",
     "extra_key": "call it cache_salt",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from forebay.base.record_buffer import RecordBuffer, shared_memory
+from forebay.base.signals import ENDING
 from forebay.engine.client.recordings import Recordings
 from forebay.engine.recorder.file import read
 from forebay.engine.recorder.recorder import start as record
@@ -59,6 +61,16 @@ def test_flight_recorder_route_without_a_recorder_is_a_conflict(tokenizer: Token
         server.close()
 
 
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """The signal handlers of this process as they were, the watchdog's among them: a loop leaves the system's."""
+    before = {number: signal.getsignal(number) for number in ENDING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
 def test_flight_recorder_signal_writes_a_file_and_stops_nothing() -> None:
     async def main() -> None:
         stop, written = asyncio.Event(), asyncio.Event()
