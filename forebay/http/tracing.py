@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 TRACE: Final = "forebay.trace"  # key of a request's scope
 TRACEPARENT: Final = b"traceparent"
+CLIENT_GONE: Final = "client_gone"  # in the place of an error's code: nobody got one
 _FORM: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 _SAMPLED: Final = 1
 _TRACE_BITS, _SPAN_BITS, _RATIO_BITS = 128, 64, 64

@@ -20,7 +20,7 @@ from forebay.http.preparation import Client
 from forebay.http.protocol import CONNECTION
 from forebay.http.route import Access
 from forebay.http.security import ANYBODY, AccessRules, Cluster, Security
-from forebay.http.tracing import TRACE, note_error
+from forebay.http.tracing import CLIENT_GONE, TRACE, note_error
 from forebay.server.context import REQUEST, RequestContext
 
 _PROBES: Final = {"/livez": "/health", "/ping": "/health", "/readyz": "/ready"}
@@ -86,7 +86,7 @@ class Gateway:
             )
             await self._app(scope, receive, answer)
         except ClientGone:
-            note_error(scope, "client_gone")
+            note_error(scope, CLIENT_GONE)
         except Exception as error:
             await self._refuse(_as_error(error, scope["path"]), scope, receive, answer)
         finally:

@@ -100,6 +100,20 @@ def test_aborted_request_leaves_no_span_open(launch: Launch, collector: Collecto
     assert root.attributes["gen_ai.response.finish_reasons"] == ["abort"]
 
 
+def test_stream_that_fails_midway_has_the_code_of_its_error(launch: Launch, collector: Collector) -> None:
+    server = traced(launch, collector, lambda: FakeEngine(interval_s=0.01))
+    body = {"model": "tiny", "prompt": [5, 6], "max_tokens": 5000, "stream": True}
+    headers = {"authorization": f"Bearer {KEY}", **PARENT}
+    with server.client() as client, client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        server.call(server.engine.fail_all, "step_failed", "why")
+        assert any("step_failed" in line for line in lines)
+    root, children = tree_of(collector.with_roots(1))
+    assert root.error == "step_failed"
+    assert children == ["tokenize", "queue", "prefill", "decode"]
+
+
 def test_line_of_the_log_names_the_trace(
     launch: Launch, collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:

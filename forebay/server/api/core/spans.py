@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from forebay.base.errors import ForebayError
 from forebay.config.engine_config import DisaggregationMode
-from forebay.http.tracing import AttributeValue, Trace
+from forebay.http.tracing import CLIENT_GONE, AttributeValue, Trace
 from forebay.requests.updates import History
 from forebay.server.api.core.generation import Generation, Usage
 from forebay.server.context import RequestContext, ServerContext
@@ -46,6 +47,10 @@ def note_generation(
     if choice.speculation is not None:
         attributes["forebay.spec.accepted_per_step"] = choice.speculation.accepted_per_step
     trace.root.attributes |= attributes
+    if generation.disconnected:
+        trace.error = CLIENT_GONE
+    elif isinstance(generation.error, ForebayError):
+        trace.error = generation.error.code
 
 
 def note_tokens(trace: Trace, context: RequestContext, num_tokens: int, num_cached: int) -> None:
