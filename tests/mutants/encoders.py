@@ -22,9 +22,9 @@ _INTERNVL: Final = f"{_ORACLE}[torch-internvl]"
 ENCODERS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C31 the row of an InternVL tile is left out behind the last layer",
-        "models/encoders/internvl.py",
-        "return self._connector(x[1:], state.grid)",
-        "return self._connector(x[:-1], state.grid)",
+        "models/encoders/tile_encoder.py",
+        "self._connector(x[self._num_own_rows :], state.grid)",
+        "self._connector(x[: len(x) - self._num_own_rows], state.grid)",
         _INTERNVL,
     ),
     Mutant(

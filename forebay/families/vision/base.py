@@ -125,6 +125,26 @@ class VisionConfig:
         return self.hidden_size * (CHANNELS * self.patch_size**2 + output_size)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SquareTileConfig(VisionConfig):
+    """An encoder whose tiles are squares of `image_size` pixels."""
+
+    image_size: int
+
+    @property
+    def tile_size(self) -> Size:
+        return self.image_size, self.image_size
+
+    @property
+    def max_edge(self) -> int:
+        return self.image_size
+
+    @property
+    def side(self) -> int:
+        """Return the number of patches in a row and in a column of a tile."""
+        return self.image_size // self.patch_size
+
+
 Vision = tuple[VisionConfig, tuple[str, ...]]
 """An encoder, and the fields of its configuration that nobody knows here."""
 

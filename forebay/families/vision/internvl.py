@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.base.errors import ModelError
-from forebay.base.pixels import Size
 from forebay.families.fields import MAX_LAYERS, Fields, is_number
 from forebay.families.options import unknown_options
-from forebay.families.vision.base import MAX_TILE, Vision, VisionConfig, check_heads, pixel_numbers
+from forebay.families.vision.base import MAX_TILE, SquareTileConfig, Vision, check_heads, pixel_numbers
 from forebay.families.vision.pixtral import MEAN, STD
 
 # About training, and where values of the layer scale begin.
@@ -29,29 +28,15 @@ _OUTER: Final = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InternVitConfig(VisionConfig):
-    """Tiles are squares of `image_size` pixels. `bias`: of queries, keys and values. `head_norm`: queries and keys have
-    a norm over all heads. `rms_norm`: norms of layers are RMS norms. `last_norm`: there is one behind the last layer.
-    arXiv 2404.16821, section 3.1."""
+class InternVitConfig(SquareTileConfig):
+    """InternViT. `bias`: of queries, keys and values. `head_norm`: queries and keys have a norm over all heads.
+    `rms_norm`: norms of layers are RMS norms. `last_norm`: there is one behind the last layer. arXiv 2404.16821,
+    section 3.1."""
 
-    image_size: int
     bias: bool
     head_norm: bool
     rms_norm: bool
     last_norm: bool
-
-    @property
-    def tile_size(self) -> Size:
-        return self.image_size, self.image_size
-
-    @property
-    def max_edge(self) -> int:
-        return self.image_size
-
-    @property
-    def side(self) -> int:
-        """Return the number of patches in a row and in a column of a tile."""
-        return self.image_size // self.patch_size
 
 
 def internvl(fields: Fields, processor: Fields, vocab_size: int) -> Vision:

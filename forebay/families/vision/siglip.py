@@ -6,33 +6,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.base.errors import ModelError
-from forebay.base.pixels import Size
 from forebay.families.fields import MAX_LAYERS, Fields
 from forebay.families.options import unknown_options
-from forebay.families.vision.base import MAX_TILE, Vision, VisionConfig, check_heads, pixel_numbers
+from forebay.families.vision.base import MAX_TILE, SquareTileConfig, Vision, check_heads, pixel_numbers
 
 # About how pictures become tiles, which the server has from the image processor's file.
 _HARMLESS: Final = frozenset({"max_image_size", "size", "tie_word_embeddings", "use_base_siglip"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SiglipConfig(VisionConfig):
-    """Tiles are squares of `image_size` pixels. arXiv 2303.15343; the pixel shuffle is that of arXiv 2408.12637."""
-
-    image_size: int
-
-    @property
-    def tile_size(self) -> Size:
-        return self.image_size, self.image_size
-
-    @property
-    def max_edge(self) -> int:
-        return self.image_size
-
-    @property
-    def side(self) -> int:
-        """Return the number of patches in a row and in a column of a tile."""
-        return self.image_size // self.patch_size
+class SiglipConfig(SquareTileConfig):
+    """SigLIP of one tile size. arXiv 2303.15343; the pixel shuffle is that of arXiv 2408.12637."""
 
 
 def siglip(fields: Fields, processor: Fields, vocab_size: int) -> Vision:

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-
-from torch import Tensor
 
 from forebay.families.model_config import ModelConfig
 from forebay.families.vision.internvl import InternVitConfig
-from forebay.layers.build import Parts
-from forebay.layers.encoder import MOST_SIZES, ProjectorSpec
+from forebay.layers.encoder import ProjectorSpec
 from forebay.layers.intern_vit import ClassPatchesSpec, ScaledBlockSpec
-from forebay.layers.norms import LayerNormSpec, build_norm, layer_norm_spec
+from forebay.layers.norms import LayerNormSpec, layer_norm_spec
 from forebay.layers.params import Weights
-from forebay.layers.rotary import RopeTables
-from forebay.models.encoders.encoder import Encoder, State
+from forebay.models.encoders.tile_encoder import TileEncoder
 from forebay.ops import Ops
-from forebay.ops.reference.attention import PagedKv, segments
 
 _TOWER = "model.vision_tower"
 
@@ -35,9 +29,9 @@ class InternVitSpec:
     connector: ProjectorSpec
     tokens: str
 
-    def build(self, ops: Ops, weights: Weights) -> InternVitEncoder:
+    def build(self, ops: Ops, weights: Weights) -> TileEncoder:
         """Return the encoder with its weights."""
-        return InternVitEncoder(self, ops, weights)
+        return TileEncoder(self, ops, weights, num_own_rows=1)
 
     def equations(self) -> Iterator[str]:
         """Yield what it computes, line by line."""
@@ -54,41 +48,6 @@ class InternVitSpec:
         yield f"  mlp(h) = Wd gelu(Wu h + b) + b  of {block.intermediate_size:,}; s and t have a weight for each entry"
         connector = self.connector.equation if self.norm else self.connector.equation.replace("layernorm(x)", "x")
         yield f"\nembedding[image] = {connector}  ({self.tokens})"
-
-
-class InternVitEncoder(Encoder):
-    """The patches of a tile and its own row attend to each other; a tile's bits depend on its pixels alone."""
-
-    def __init__(self, spec: InternVitSpec, ops: Ops, weights: Weights) -> None:
-        super().__init__(weights, len(spec.blocks), spec.connector.output_size)
-        parts = Parts(ops, weights, RopeTables(1, weights.device, ops.memory))
-        self._patches = spec.patches.build(parts)
-        self._blocks = [block.build(parts) for block in spec.blocks]
-        self._norm = None if spec.norm is None else build_norm(spec.norm, parts, spec.norm_eps).of
-        self._connector = spec.connector.build(parts)
-        assert not parts.kept, "an encoder keeps nothing"
-        self._size, self._device = spec.patches.size, weights.device
-        self._tile = lru_cache(MOST_SIZES)(self._tile_of)
-
-    def begin(self, pixels: Tensor) -> State:
-        """pixels uint8 [height, width, 3], red first, contiguous -> the state before the first layer."""
-        height, width, _ = pixels.shape
-        return State(self._patches(pixels), (height // self._size, width // self._size))
-
-    def layers(self, state: State, first: int, last: int) -> State:
-        """Run layers `first` up to, not including, `last`."""
-        x, tile = state.x, self._tile(len(state.x))
-        for block in self._blocks[first:last]:
-            x = block(x, tile)
-        return State(x, state.grid)
-
-    def _tile_of(self, num_rows: int) -> PagedKv:
-        return segments([num_rows], self._device)
-
-    def finish(self, state: State) -> Tensor:
-        """Turn the patches behind the last layer into [tokens of the tile, H]; the tile's own row is left out."""
-        x = state.x if self._norm is None else self._norm(state.x)
-        return self._connector(x[1:], state.grid)
 
 
 def encoder_spec(config: ModelConfig) -> InternVitSpec:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-
-from torch import Tensor
 
 from forebay.families.model_config import ModelConfig
 from forebay.families.vision.base import VisionConfig
 from forebay.families.vision.siglip import SiglipConfig
-from forebay.layers.build import Parts
 from forebay.layers.encoder import (
-    MOST_SIZES,
     ConnectorSpec,
     EncoderBlockSpec,
     FlexPatchesSpec,
@@ -21,12 +16,10 @@ from forebay.layers.encoder import (
     PoolSpec,
     ProjectorSpec,
 )
-from forebay.layers.norms import LayerNormSpec, build_norm, layer_norm_spec
+from forebay.layers.norms import LayerNormSpec, layer_norm_spec
 from forebay.layers.params import Weights
-from forebay.layers.rotary import RopeTables
-from forebay.models.encoders.encoder import Encoder, State
+from forebay.models.encoders.tile_encoder import TileEncoder
 from forebay.ops import Ops
-from forebay.ops.reference.attention import PagedKv, segments
 
 _VISION = "model.vision_model"
 
@@ -42,9 +35,9 @@ class SiglipSpec:
     connector: ConnectorSpec | PoolSpec | ProjectorSpec
     tokens: str
 
-    def build(self, ops: Ops, weights: Weights) -> SiglipEncoder:
+    def build(self, ops: Ops, weights: Weights) -> TileEncoder:
         """Return the encoder with its weights."""
-        return SiglipEncoder(self, ops, weights)
+        return TileEncoder(self, ops, weights)
 
     def equations(self) -> Iterator[str]:
         """Yield what it computes, line by line."""
@@ -57,40 +50,6 @@ class SiglipSpec:
         yield f"    q = Wq h + b, k = Wk h + b, v = Wv h + b; {block.num_heads} heads of {block.head_dim}"
         yield f"  mlp(h) = Wd gelu(Wu h + b) + b  of {block.intermediate_size:,}"
         yield f"\nembedding[image] = {self.connector.equation}  ({self.tokens})"
-
-
-class SiglipEncoder(Encoder):
-    """The patches of a tile attend to each other; a tile's bits depend on its pixels alone."""
-
-    def __init__(self, spec: SiglipSpec, ops: Ops, weights: Weights) -> None:
-        super().__init__(weights, len(spec.blocks), spec.connector.output_size)
-        parts = Parts(ops, weights, RopeTables(1, weights.device, ops.memory))
-        self._patches = spec.patches.build(parts)
-        self._blocks = [block.build(parts) for block in spec.blocks]
-        self._norm = build_norm(spec.norm, parts, spec.norm_eps)
-        self._connector = spec.connector.build(parts)
-        assert not parts.kept, "an encoder keeps nothing"
-        self._size, self._device = spec.patches.size, weights.device
-        self._tile = lru_cache(MOST_SIZES)(self._tile_of)
-
-    def begin(self, pixels: Tensor) -> State:
-        """pixels uint8 [height, width, 3], red first, contiguous -> the state before the first layer."""
-        height, width, _ = pixels.shape
-        return State(self._patches(pixels), (height // self._size, width // self._size))
-
-    def layers(self, state: State, first: int, last: int) -> State:
-        """Run layers `first` up to, not including, `last`."""
-        x, tile = state.x, self._tile(len(state.x))
-        for block in self._blocks[first:last]:
-            x = block(x, tile)
-        return State(x, state.grid)
-
-    def _tile_of(self, num_patches: int) -> PagedKv:
-        return segments([num_patches], self._device)
-
-    def finish(self, state: State) -> Tensor:
-        """Turn the state behind the last layer into [tokens of the tile, H]."""
-        return self._connector(self._norm.of(state.x), state.grid)
 
 
 def encoder_spec(config: ModelConfig) -> SiglipSpec:
