@@ -50,6 +50,13 @@ GPU: Final[tuple[Mutant, ...]] = (
         _EVERY_STEP,
     ),
     Mutant(
+        "C31 prompts take a matrix unit of 64 rows only where it was seen to have the bits of that of 16",
+        _ATTENTION,
+        "arch // 10 == 9 and dv <= 128",
+        "arch >= 90 and dv <= 128",
+        "ops/test_triton_segments.py::test_c31_prompts_take_another_matrix_unit_than_decodes_only_where_both_had_the_same_bits",
+    ),
+    Mutant(
         "C31 as many segments as a sequence has, not as many as programs",
         _ATTENTION,
         "tl.zeros([ROWS], tl.int32) + count_segments",

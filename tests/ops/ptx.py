@@ -20,6 +20,11 @@ _LOADS = re.compile(
     r"ld\.global[\w.:]*?(?:\.(?P<vector>v[24]))?\.(?P<type>[bsuf]\d+)|cp\.async\.c[ag]\.[^;]*?, (?P<bytes>0x\w+)"
 )
 
+_INSTRUCTIONS = re.compile(r"/\*([0-9a-f]{4,})\*/\s+([^;\n]+);")
+_BRANCH = re.compile(r"\bBRA\b.*?(0x[0-9a-f]+)")
+_LOADING = re.compile(r"\b(?:LDG|LDGSTS|UTMALDG)\b")
+_LOCAL = re.compile(r"\b(?:LDL|STL)\b")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
@@ -29,6 +34,7 @@ class Code:
     loads: dict[int, int]
     matrix_units: dict[str, int]
     local_bytes: int  # of a thread, in memory instead of registers
+    local_in_loops: int  # loads and stores of these in innermost loops, whose steps are keys or inputs
     k_orders: list[str]  # in which matrix units take inputs
     fp8_units: int  # instructions of matrix units that multiply FP8
     variants: int  # of the kernel that were compiled until then
@@ -58,19 +64,39 @@ def widths(ptx: str) -> Counter[int]:
     return found
 
 
+def local_in_loops(sass: str) -> int:
+    """Return how many loads and stores of local memory are in innermost loops.
+
+    A loop is what lies between a branch back and where it leads, if it loads from the GPU's memory: others wait for a
+    copy or a matrix unit.
+    """
+    instructions = [(int(at, 16), text) for at, text in _INSTRUCTIONS.findall(sass)]
+    back = ((_BRANCH.search(text), at) for at, text in instructions)
+    loads, local = ([at for at, text in instructions if name.search(text)] for name in (_LOADING, _LOCAL))
+    loops = [(int(found[1], 16), at) for found, at in back if found and int(found[1], 16) < at]
+    loops = [(begin, end) for begin, end in loops if any(begin <= at <= end for at in loads)]
+    inner = [one for one in loops if not any(one[0] <= b and e <= one[1] for b, e in loops if (b, e) != one)]
+    return sum(any(begin <= at <= end for begin, end in inner) for at in local)
+
+
 def _code(kernel: Any, variants: int, cubin: Path) -> Code:
     import triton
 
+    def dumped(what: str) -> str:
+        return subprocess.run([tool, what, cubin], capture_output=True, text=True, check=True).stdout
+
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     cubin.write_bytes(kernel.asm["cubin"])
-    shown = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
+    shown = dumped("--dump-resource-usage")
+    local_bytes = sum(int(size) for size in re.findall(r"(?:STACK|LOCAL):(\d+)", shown))
     ptx = kernel.asm["ptx"]
     units = ("wgmma.mma_async", "mma.sync", "tcgen05.mma")
     return Code(
         kernel=kernel.metadata.name,
         loads=dict(widths(ptx)),
         matrix_units={unit: ptx.count(unit) for unit in units if unit in ptx},
-        local_bytes=sum(int(size) for size in re.findall(r"(?:STACK|LOCAL):(\d+)", shown)),
+        local_bytes=local_bytes,
+        local_in_loops=local_in_loops(dumped("-sass")) if local_bytes else 0,
         variants=variants,
         fp8_units=len(re.findall(r"(?:mma|wgmma)[\w.:]*\.e4m3\.e4m3", ptx)) + ptx.count("kind::f8f6f4"),
         k_orders=sorted(set(re.findall(r"kWidth = \d+", kernel.asm["ttgir"]))),

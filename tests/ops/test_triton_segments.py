@@ -97,3 +97,12 @@ def test_segments_are_as_long_as_their_sums_are_small() -> None:
     grouped = segment_of(32, 128, 8 * 256 * 2)
     latent = segment_of(128, 512, 576 * 2)
     assert (grouped, latent) == (512, 2048)
+
+
+@pytest.mark.parametrize(("arch", "rows"), [(80, 32), (89, 32), (90, 64), (100, 32), (120, 32)])
+def test_c31_prompts_take_another_matrix_unit_than_decodes_only_where_both_had_the_same_bits(
+    arch: int, rows: int
+) -> None:
+    tilings = [attention._tiling(decodes, 4, 8, (128, 128), torch.bfloat16, arch) for decodes in (True, False)]
+    assert [tiling.rows for tiling in tilings] == [16, rows]
+    assert len({tiling.keys for tiling in tilings}) == 1

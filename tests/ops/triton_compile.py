@@ -29,7 +29,7 @@ from tests.ops.chunks import rows_of_slots
 from tests.ops.recurrences import state_batch
 
 # Bytes of shared memory that one program may have: CUDA C++ Programming Guide, technical specifications.
-SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
 
 class CompilesOnly:

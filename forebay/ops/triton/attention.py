@@ -510,8 +510,8 @@ class TritonAttention(AttentionOps):
         latent = v_cache.data_ptr() == k_cache.data_ptr()
         segment = _segment(num_heads, dv, num_kv_heads * (d if latent else d + dv) * k_cache.itemsize)
         capacity = _capacity(paged, segment, 0 if ahead is not None else sliding_window)
-        decodes, wide = num_tokens == num_seqs and paged.causal, chip_of(q.device).wide
-        tiling = _tiling(decodes, group, num_kv_heads, (d, dv), q.dtype, wide=wide)
+        decodes, arch = num_tokens == num_seqs and paged.causal, chip_of(q.device).arch
+        tiling = _tiling(decodes, group, num_kv_heads, (d, dv), q.dtype, arch)
         if 4 * num_tokens * num_heads * capacity * dv > _PART_BYTES:
             tiling = tiling._replace(programs=0)
         main = max(16, 1 << (d.bit_length() - 1))
@@ -614,7 +614,7 @@ def rotate(
 
 
 def _tiling(
-    decodes: bool, group: int, num_kv_heads: int, sizes: tuple[int, int], dtype: torch.dtype, *, wide: bool
+    decodes: bool, group: int, num_kv_heads: int, sizes: tuple[int, int], dtype: torch.dtype, arch: int
 ) -> _Tiling:
     # Of 128 KiB of shared memory, queries and two steps' keys and values take most; the sums of a segment and of all
     # before it are in registers.
@@ -623,7 +623,9 @@ def _tiling(
     if not decodes:
         # float32 has no matrix unit that keeps its bits: large tiles would only take long to compile.
         # Before sm_90 the sums of 64 rows leave no registers for opening codes: 456 bytes of a thread were in memory.
-        most = _EXTEND_ROWS if wide and dv <= 128 else _EXTEND_ROWS // 2
+        # On an H100 64 rows had the bits of 16. Later units of 64 rows are others, compared on no GPU, and Triton
+        # compiles them for no KV in codes: there prompts and decodes have the instruction of 16 rows.
+        most = _EXTEND_ROWS if arch // 10 == 9 and dv <= 128 else _EXTEND_ROWS // 2
         rows = _DECODE_ROWS if d > 256 or dtype == torch.float32 else most
         return _Tiling(rows, min(group, rows), keys, 0)
     heads = min(group, _DECODE_ROWS)

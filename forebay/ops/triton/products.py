@@ -225,11 +225,15 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """Limits of tiles: the shared memory of one program, in bytes, and whether matrix units read operands from there
-    (from sm_90 on)."""
+    """Limits of tiles: the shared memory of one program, in bytes, and the compute capability, 90 of an H100."""
 
     shared_memory: int
-    wide: bool
+    arch: int
+
+    @property
+    def wide(self) -> bool:
+        """Whether matrix units read operands from shared memory: of data centers from sm_90 on."""
+        return 90 <= self.arch < 120
 
 
 # For up to so many rows of one group; their bits are the same. Without codes 16 x 64 and 64 x 64 were the fastest of
@@ -277,10 +281,10 @@ def stages_of(tile: Tile, depth: int, dtype: torch.dtype, bits: int, chip: Chip)
 def chip_of(device: torch.device) -> Chip:
     """The chip of a device; in the interpreter an H100."""
     if INTERPRETED:
-        return Chip(227 << 10, wide=True)
+        return Chip(227 << 10, 90)
     active = driver.active
     found = active.utils.get_device_properties(device.index or 0)
-    return Chip(found["max_shared_mem"], wide=active.get_current_target().arch >= 90)
+    return Chip(found["max_shared_mem"], active.get_current_target().arch)
 
 
 class ProductWeight(Protocol):
