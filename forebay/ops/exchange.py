@@ -1,0 +1,163 @@
+"""The exchange of tensors between the ranks of a model that is split, as ops of a step.
+
+All ranks call the same exchanges in the same order, with the same shapes. None of them adds anything up: what a rank
+gets are the bits that another one computed.
+
+Shape letters: T tokens, N outputs of all ranks together, H hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+from forebay.base.errors import ConfigError, EngineError
+
+READER: Final = 0  # the rank that samples
+
+
+class Exchange(Protocol):
+    """The exchanges of one rank with the others. Not safe to call from two threads at once."""
+
+    rank: int
+    size: int
+
+    def gather(self, part: Tensor, width: int | None = None) -> Tensor:
+        """part [T, N / size] of each rank -> [T, N], side by side in the order of the ranks, or the first `width`
+        columns of it. The part's rows may be parts of wider rows."""
+        ...
+
+    def collect(self, part: Tensor, width: int) -> Tensor:
+        """As `gather`, at rank 0; the others get zeros of the same shape."""
+        ...
+
+    def places(self, ids: Tensor, per_rank: int) -> Tensor:
+        """ids [T] int64 -> where, among its `per_rank` rows of a table, a rank has each: [T] int64. Rank r has the rows
+        from r * per_rank on."""
+        ...
+
+    def rows(self, part: Tensor, ids: Tensor, per_rank: int) -> Tensor:
+        """Rows at `places` of each rank's part of a table, [T, H], and their ids -> the rows of the ids, [T, H]."""
+        ...
+
+    def spread(self, values: Tensor, source: int = READER) -> None:
+        """Overwrite contiguous values with those of the rank `source`."""
+        ...
+
+    def check(self) -> None:
+        """Raise EngineError if a rank has ended: exchanges since then have not written their results."""
+        ...
+
+    def end(self) -> None:
+        """End the waits of all ranks, now and later: their checks raise."""
+        ...
+
+
+class Alone(Exchange):
+    """The exchange of a model that is not split: nothing is copied."""
+
+    rank, size = 0, 1
+
+    def gather(self, part: Tensor, width: int | None = None) -> Tensor:
+        return part
+
+    def collect(self, part: Tensor, width: int) -> Tensor:
+        return part
+
+    def places(self, ids: Tensor, per_rank: int) -> Tensor:
+        return ids
+
+    def rows(self, part: Tensor, ids: Tensor, per_rank: int) -> Tensor:
+        return part
+
+    def spread(self, values: Tensor, source: int = READER) -> None:
+        return
+
+    def check(self) -> None:
+        return
+
+    def end(self) -> None:
+        return
+
+
+class GroupExchange(Exchange):
+    """The reference: exchanges through a process group of torch.distributed (gloo), which raises if a rank ends."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.rank, self.size = int(group.rank()), int(group.size())
+
+    def gather(self, part: Tensor, width: int | None = None) -> Tensor:
+        whole = torch.cat(self._all(part), dim=1)
+        return whole if width is None else whole[:, :width].contiguous()
+
+    def collect(self, part: Tensor, width: int) -> Tensor:
+        whole = self.gather(part, width)
+        return whole if self.rank == READER else torch.zeros_like(whole)
+
+    def places(self, ids: Tensor, per_rank: int) -> Tensor:
+        return ids % per_rank
+
+    def rows(self, part: Tensor, ids: Tensor, per_rank: int) -> Tensor:
+        return torch.stack(self._all(part))[ids // per_rank, torch.arange(len(ids))]
+
+    def spread(self, values: Tensor, source: int = READER) -> None:
+        if values.numel():
+            self._group.broadcast(_bytes(values), source).wait()
+
+    def check(self) -> None:
+        return
+
+    def end(self) -> None:
+        return
+
+    def _all(self, part: Tensor) -> list[Tensor]:
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        if part.numel():
+            self._group.allgather([[_bytes(each) for each in parts]], [_bytes(part)]).wait()
+        return parts
+
+
+def _bytes(values: Tensor) -> Tensor:
+    """Return the bytes of contiguous values: as such every dtype can be sent, and no bit changes."""
+    return values.view(-1).view(torch.uint8)
+
+
+class LostRank(EngineError):
+    """Another rank has ended, or all were ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """The part of a model that a rank has: the `rank`-th of `size` equal ones. In builds without weights, which compute
+    nothing, `exchange` may be `Alone`."""
+
+    rank: int = 0
+    size: int = 1
+    exchange: Exchange = field(default_factory=Alone)
+
+    def of(self, count: int, what: str) -> range:
+        """Return which of `count` equal things are this rank's. Raises ConfigError if they cannot be divided."""
+        if count % self.size:
+            near = max(size for size in range(1, self.size) if count % size == 0)
+            raise ConfigError(
+                f"{self.size} ranks cannot divide {count} {what}: the nearest number of ranks that can is {near}"
+            )
+        each = count // self.size
+        return range(self.rank * each, (self.rank + 1) * each)
+
+    def padded(self, count: int) -> int:
+        """Return how many of `count` rows of a table each rank has; the last ones may have fewer."""
+        return -(-count // self.size)
+
+
+WHOLE: Final = Share()
+
+
+def share_of(exchange: Exchange) -> Share:
+    """Return the share of the rank that exchanges so."""
+    return Share(rank=exchange.rank, size=exchange.size, exchange=exchange)
