@@ -16,9 +16,9 @@ FLOORS = {
     "base": 0, "bench": 1, "formats": 1, "families": 2, "ops": 2, "backends": 3, "text": 3, "config": 4, "memory": 5,
     "requests": 6, "pools": 6, "scheduler": 7, "speculation": 7, "grammar": 7, "layers": 7, "models": 8,
     "runtime/host": 8.5, "runtime/graphs": 8.5, "runtime/kinds": 8.6, "runtime/sampling": 8.6, "runtime/steps": 8.7,
-    "runtime/drafts": 8.8, "runtime": 9, "transfer": 9, "engine": 10.0, "engine/lifecycle": 10.1, "engine/loop": 10.2,
-    "engine/client": 10.3, "verify": 11, "http": 11, "server": 12, "route": 13, "cli": 14, "cluster": 14.5,
-    "__init__.py": 15, "__main__.py": 15,
+    "runtime/drafts": 8.8, "runtime": 9, "transfer": 9, "engine": 10.0, "engine/lifecycle": 10.1, "engine/ranks": 10.15,
+    "engine/loop": 10.2, "engine/client": 10.3, "verify": 11, "http": 11, "server": 12, "route": 13, "cli": 14,
+    "cluster": 14.5, "__init__.py": 15, "__main__.py": 15,
 }  # fmt: skip
 """`http` carries bytes and decides who may send them; the server and the router are above it."""
 

@@ -1,0 +1,1 @@
+"""Several processes that compute one model: each rank executes one ordered log, which rank 0 alone writes."""
