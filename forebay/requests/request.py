@@ -86,7 +86,7 @@ class Request:
     num_recomputed: int = 0  # tokens, after retractions
     num_chunks: int = 0  # computed
     chunk_ends_s: list[float] = field(default_factory=list)  # of the first `MOST_CHUNK_ENDS`, since it arrived
-    replayed_before: float = 0.0  # steps that ran from a graph before its first token
+    num_replayed: int = 0  # of its steps that decoded, those that ran from a captured graph
     waited_s: float = 0.0  # until it started
     waited_for: WaitedFor = WaitedFor.TURN
     num_partly_accepted: int = 0  # drafts of which a token was accepted and a later one rejected

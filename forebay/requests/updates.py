@@ -84,8 +84,8 @@ MOST_CHUNK_ENDS: Final = 64
 class History(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How a request came to its answer: it waited `waited_s` until it started, and its tokens were computed in
     `num_chunks` parts before it decoded, those after retractions included. `chunk_ends_s` are the ends of the first
-    `MOST_CHUNK_ENDS` of these, in seconds since its arrival. Behind its first token `num_replayed` steps of decodes ran
-    from a captured graph until it ended."""
+    `MOST_CHUNK_ENDS` of these, in seconds since its arrival. `num_replayed` of the steps that decoded it ran from a
+    captured graph."""
 
     waited_s: float = 0.0
     waited_for: WaitedFor = WaitedFor.TURN

@@ -42,11 +42,13 @@ class OutputProcessor:
         """Return the request's latest update that has not been taken, None for none."""
         return next((update for update in reversed(self.updates) if update.request_id == req.id), None)
 
-    def take_tokens(self, sampled: list[Sampled], now: float) -> None:
-        """Append the tokens of each request, but for requests that ended while the step was in flight."""
+    def take_tokens(self, sampled: list[Sampled], now: float, *, replayed: bool = False) -> None:
+        """Append the tokens of each request, but for requests that ended while the step was in flight. `replayed`:
+        whether the step ran from a captured graph."""
         num_generated, num_updated = 0, 0
         for req, own, entries in sampled:
             if req.status is not Status.FINISHED:
+                req.num_replayed += replayed
                 num_generated += self.append(req, own, entries, now)
                 num_updated += 1
         self.counters["generated_tokens"] += num_generated
@@ -85,7 +87,6 @@ class OutputProcessor:
         requested = list(filter(None, logprobs[:num_taken])) if logprobs else []
         update = Update(req.id, tokens, logprobs=requested or None)
         if num_known == req.num_prompt:
-            req.replayed_before = self.counters["replayed_steps"]
             update.cache, update.memory, update.weight_version = req.cache_report, req.kept, req.weight_version
             if req.params.prompt_logprobs >= 0:
                 entries = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
@@ -162,8 +163,7 @@ class OutputProcessor:
         self.handoff.ended(req, failure)
         self.queues.remove(req, was)
         update.num_partly_accepted = req.num_partly_accepted
-        num_replayed = int(self.counters["replayed_steps"] - req.replayed_before) if req.num_output else 0
-        update.history = History(req.waited_s, req.waited_for, req.num_chunks, req.chunk_ends_s, num_replayed)
+        update.history = History(req.waited_s, req.waited_for, req.num_chunks, req.chunk_ends_s, req.num_replayed)
         update.memory = self._release(req, was, failed=reason is FinishReason.ERROR)
 
     def _release(self, req: Request, was: Status, *, failed: bool) -> MemoryReport | None:

@@ -99,7 +99,7 @@ class Scheduler:
         self._check_room(req)
         with ExitStack() as undo:
             if pictures:
-                attach_pictures(self.queues, req, pictures)
+                attach_pictures(self.queues, self.memory.tiers, req, pictures)
                 undo.callback(release_pictures, self.pools, req)
             if req.params.grammar:
                 self.queues.constraints.begin(req)
@@ -262,7 +262,7 @@ class Scheduler:
         if result.num_new:
             self.outputs.count_partly_accepted(flight, result.num_new)
         self.counters["replayed_steps"] += result.replayed
-        self.outputs.take_tokens(sampled, now)
+        self.outputs.take_tokens(sampled, now, replayed=result.replayed)
         if self.queues.step_cost:
             charge_step(self.queues.step_cost, sampled, flight, result)
         if result.vectors:

@@ -6,6 +6,7 @@ import pytest
 
 from forebay.requests.updates import MOST_CHUNK_ENDS, History, WaitedFor
 from tests.scheduler.rig import Rig
+from tests.scheduler.roles import arrive, decode
 
 
 def history_of(rig: Rig, request_id: int) -> History | None:
@@ -62,7 +63,7 @@ def test_history_of_a_request_that_waited_for_another_ones_prefix() -> None:
     assert history_of(rig, first.id) is not None
 
 
-def test_history_counts_steps_from_graphs_behind_the_first_token_until_the_end() -> None:
+def test_history_counts_the_steps_from_graphs_that_decoded_the_request() -> None:
     """Two steps of the first request, of which the second has the last as well."""
     rig = Rig()
     first = rig.add(4, max_new=3)
@@ -76,3 +77,17 @@ def test_history_counts_steps_from_graphs_behind_the_first_token_until_the_end()
     found = {req.id: history_of(rig, req.id) for req in (first, second)}
     assert {id: history.num_replayed for id, history in found.items() if history} == {first.id: 1, second.id: 1}
     assert rig.scheduler.counters["replayed_steps"] == 2
+
+
+def test_history_of_a_decode_engine_counts_no_steps_while_the_request_waits_for_a_row() -> None:
+    """Its first token comes with the transfer; the other request decodes meanwhile."""
+    half = decode(max_running_requests=1, extra=1, radix_cache=False)
+    first, second = half.meet(10, room=1, max_new=5), half.meet(10, room=2, max_new=3)
+    half.step()
+    for offer in list(half.orders):
+        arrive(half, offer)
+    while not half.scheduler.idle:
+        half.launch()
+        half.commit(replayed=True)
+    found = [history_of(half, req.id) for req in (first, second)]
+    assert [history.num_replayed for history in found if history] == [4, 2]
