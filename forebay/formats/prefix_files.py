@@ -55,6 +55,16 @@ class Rows(msgspec.Struct, frozen=True, array_like=True):
     sums: list[int]
 
 
+class RecordedPicture(msgspec.Struct, frozen=True, array_like=True):
+    """A picture of a record's prefix: its tokens have the ids from `first_id` on, which only the process that wrote the
+    record gives to it. `digest`, `grid` and `sizes` are those of `requests.pictures.Picture`."""
+
+    first_id: int
+    digest: bytes
+    grid: tuple[int, int]
+    sizes: tuple[tuple[int, int], ...]
+
+
 class Record(msgspec.Struct, frozen=True, array_like=True):
     """Rows of the pages of a prefix from number `start` on, by kind of cache, and of what is read in front of them.
     `tokens` are those of the whole prefix, int32. Without any kind the page with number `start`, the last one of the
@@ -65,6 +75,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     tokens: bytes
     start: int
     kinds: dict[str, Rows]
+    pictures: list[RecordedPicture] = []
 
     @property
     def num_bytes(self) -> int:

@@ -46,8 +46,8 @@ class OutOfIds(Exception):
     """No run of ids is left: the numbering must start again."""
 
 
-class Pixels(Protocol):
-    """A picture that arrives with a request: see `requests.pictures.Picture`."""
+class Described(Protocol):
+    """What tells a picture from others: see `requests.pictures.Picture`."""
 
     @property
     def digest(self) -> bytes: ...
@@ -55,12 +55,17 @@ class Pixels(Protocol):
     def grid(self) -> tuple[int, int]: ...
     @property
     def sizes(self) -> tuple[Size, ...]: ...
+
+
+class Pixels(Described, Protocol):
+    """A picture that arrives with a request."""
+
     @property
     def pixels(self) -> bytes: ...
 
 
-def _key(namespace: str, pixels: Pixels) -> Key:
-    return namespace, pixels.digest, pixels.grid, pixels.sizes
+def _key(namespace: str, picture: Described) -> Key:
+    return namespace, picture.digest, picture.grid, picture.sizes
 
 
 class Pictures:
@@ -129,7 +134,7 @@ class Pictures:
                 code="pictures_full",
             )
 
-    def _begin(self, key: Key, pixels: Pixels) -> Encoding:
+    def _begin(self, key: Key, pixels: Described) -> Encoding:
         self._last_number += 1
         counts = [0, *accumulate(map(self.config.num_tokens, pixels.sizes))]
         bytes_ = [0, *accumulate(num_pixel_bytes([size]) for size in pixels.sizes)]
@@ -219,6 +224,14 @@ class Pictures:
     def _with(self, ids: npt.NDArray[_Int], token: int) -> npt.NDArray[_Int]:
         tokens: npt.NDArray[_Int] = np.where(self.stand_for(ids), ids.dtype.type(token), ids)
         return tokens
+
+    def ids_of(self, namespace: str, picture: Described) -> range:
+        """Return the ids of a picture that the prefix cache has from an earlier process. Raises OutOfIds."""
+        key = _key(namespace, picture)
+        encoding = self._known.get(key) or self._begin(key, picture)
+        self._give_ids(encoding)
+        self._forget_oldest()
+        return encoding.ids
 
     def _give_ids(self, encoding: Encoding) -> None:
         """Raises OutOfIds."""

@@ -109,6 +109,11 @@ class PromptPictures:
         """Return the encodings, each once, from which tokens from `start` on take rows."""
         return list(dict.fromkeys(encoding for encoding, _, positions in self._tiles if positions[-1] >= start))
 
+    def within(self, stop: int) -> list[Encoding]:
+        """Return the encodings, each once, of which the first `stop` tokens of the prompt have some."""
+        numbers = np.unique(self._of[: np.searchsorted(self.positions, stop)]).tolist()
+        return list(dict.fromkeys(self.encodings[number] for number in numbers))
+
     def uncut(self, start: int, stop: int) -> int:
         """Return where a chunk [start, stop) ends so that it cuts no run of a picture's tokens: in front of the run, or
         behind it if the chunk begins inside."""

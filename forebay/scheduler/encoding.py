@@ -14,6 +14,7 @@ from forebay.requests.pictures import Picture, PromptPictures
 from forebay.requests.request import Request
 from forebay.requests.step_plan import Encode, TokenLogprob
 from forebay.scheduler.memory.pools import Pools
+from forebay.scheduler.memory.tiers import Tiers
 from forebay.scheduler.queues import Queues
 
 
@@ -80,7 +81,7 @@ def in_use(reqs: Iterable[Request]) -> set[Encoding]:
     return {encoding for req in reqs if req.pictures for encoding in req.pictures.encodings}
 
 
-def attach_pictures(queues: Queues, req: Request, pictures: Sequence[Picture]) -> None:
+def attach_pictures(queues: Queues, tiers: Tiers, req: Request, pictures: Sequence[Picture]) -> None:
     """Make the request a user of its pictures, and write their ids into its tokens. Raises RequestTooLarge and
     Overloaded."""
     known = queues.pools.pictures
@@ -88,16 +89,18 @@ def attach_pictures(queues: Queues, req: Request, pictures: Sequence[Picture]) -
     try:
         encodings = known.enter(req.namespace, req.tenant, pictures)
     except OutOfIds:
-        restart_ids(queues, known)
+        restart_ids(queues, tiers, known)
         encodings = known.enter(req.namespace, req.tenant, pictures)
     req.pictures = PromptPictures(encodings, [picture.runs for picture in pictures])
     req.pictures.write_ids(req.tokens)
 
 
-def restart_ids(queues: Queues, pictures: Pictures) -> None:
-    """Drop the prefix cache and number pictures anew. Ids in pinned prefixes and in living requests stay in use."""
+def restart_ids(queues: Queues, tiers: Tiers, pictures: Pictures) -> None:
+    """Drop the prefix cache, that of other tiers as well, and number pictures anew. Ids in pinned prefixes and in
+    living requests stay in use."""
     cache = queues.pools.cache
     cache.flush()
+    tiers.clear()
     in_use = [np.frombuffer(req.tokens, dtype=np.int32) for req in (*queues.requests.values(), *queues.finishing)]
     in_use += [np.frombuffer(node.key, dtype=np.int32) for node in cache.index.nodes()]
     pictures.restart_ids(np.concatenate([NO_IDS, *in_use]))

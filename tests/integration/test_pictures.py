@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from forebay.base.pixels import num_pixel_bytes
+from forebay.engine.loop.core import close
 from forebay.requests.pictures import Picture, digest_of
 from forebay.requests.sampling_params import SamplingParams
 from tests.integration.rig import BLOCK_ROWS, Engine, Result, Rig
@@ -227,13 +229,24 @@ def test_retracted_requests_keep_their_tokens(shown: Shown, radix_cache: bool, h
 
 
 @pytest.mark.quick(4)
-def test_c19_prompts_with_pictures_stay_on_the_device_where_there_are_tiers(shown: Shown) -> None:
-    """Their ids are numbers of this process: no tier has them, and no other picture is taken for one of them."""
-    engine = shown.rig.engine(radix_cache=True, page_size=4, host_tokens=4096)
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_c19_tier_gives_prompts_with_pictures_the_bits_of_a_cold_engine(
+    shown: Shown, tier: str, tmp_path: Path
+) -> None:
+    """Pictures of a restarted engine get other ids: they come in another order."""
+    of_tier: dict[str, Any] = {"host_tokens": 4096} if tier == "host" else {"disk": (tmp_path, {})}
+    engine = shown.rig.engine(radix_cache=True, page_size=4, **of_tier)
     shown.check(engine)
-    engine.core.scheduler.pools.cache.flush()
-    results = shown.check(engine)
-    told = [prompt for prompt in shown.prompts if prompt.pictures]
-    assert told
-    for prompt, result in zip(shown.prompts, results, strict=True):
-        assert not (prompt.pictures and result.tiers)
+    engine.core.scheduler.pools.cache.flush()  # of the device alone
+    if tier == "disk":
+        close(engine.core)
+        engine = shown.rig.engine(radix_cache=True, page_size=4, **of_tier)
+    for number in reversed(range(len(shown.prompts))):
+        prompt = shown.prompts[number]
+        (result,) = run(engine, [prompt], [shown.params[number]])
+        assert scores([result]) == [shown.alone[number]]
+        behind = max((at + length for picture in prompt.pictures for at, length in picture.runs), default=0)
+        assert result.cached_tokens >= behind // 4 * 4, f"{result.tiers} of {behind} tokens up to the last picture's"
+        engine.core.scheduler.pools.cache.flush()
+        assert result.tiers.get(tier, 0) == result.cached_tokens
+    close(engine.core)

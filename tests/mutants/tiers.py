@@ -14,6 +14,7 @@ _FILES: Final = "integration/test_prefix_files.py::"
 _AFTER_RESTART: Final = (
     "integration/test_cache_checks.py::test_c30_check_what_differs_is_not_found_in_files_after_a_restart"
 )
+_RESTORING: Final = "scheduler/test_restoring.py::"
 _CHECKS: Final = "engine/loop/cache_checks.py"
 _CHECKED: Final = "integration/test_cache_checks.py::"
 
@@ -332,6 +333,34 @@ TIERS = (
         "        self.memory.tiers.clear()\n",
         "",
         "scheduler/test_tiers.py::test_tiers_flush_empties_them",
+    ),
+    Mutant(
+        "C34 a picture of a prefix in files gets the ids of this process",
+        "scheduler/memory/restoring.py",
+        " = tokens[inside] - picture.first_id + own.start\n",
+        " = tokens[inside]\n",
+        _RESTORING + "test_c34_restore_gives_a_picture_the_ids_of_this_process",
+    ),
+    Mutant(
+        "C34 a prefix in files whose pictures are unknown is left out",
+        "scheduler/memory/restoring.py",
+        "    if (ids[unknown] == NO_ID).any():\n        return None\n",
+        "",
+        _RESTORING + "test_c34_restore_leaves_out_a_record_whose_pictures_are_unknown",
+    ),
+    Mutant(
+        "C34 a record in files names the pictures of its prefix",
+        _TIERS,
+        "encodings = req.pictures.within(stop) if req.pictures is not None else ()",
+        "encodings = ()",
+        "integration/test_pictures.py::test_c19_tier_gives_prompts_with_pictures_the_bits_of_a_cold_engine",
+    ),
+    Mutant(
+        "C34 the other tiers are emptied when the numbering of pictures restarts",
+        "scheduler/encoding.py",
+        "    tiers.clear()\n",
+        "",
+        "scheduler/test_pictures.py::test_c34_numbering_that_ends_drops_the_other_tiers_too",
     ),
     Mutant(
         "C31 files of other angles of a LongRoPE are another engine's",

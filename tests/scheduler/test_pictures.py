@@ -469,6 +469,19 @@ def test_c34_numbering_that_ends_drops_the_prefix_cache_once(monkeypatch: pytest
     engine.scheduler.audit()
 
 
+def test_c34_numbering_that_ends_drops_the_other_tiers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their prefixes have ids that other pictures get."""
+    monkeypatch.setattr(memory, "END_OF_IDS", VOCAB + TOKENS)
+    engine = rig(tiers={"host": {"kv": 64}})
+    for seed in (1, 2):
+        req = add(engine, picture(seed, 5), max_new=1)
+        engine.run()
+        assert req.tokens[5] == VOCAB
+        engine.scheduler.pools.cache.flush()
+    assert req.cache_report.tiers == {}
+    engine.scheduler.audit()
+
+
 def test_tokens_of_interleaved_pictures_take_the_rows_of_their_own() -> None:
     engine = rig()
     one = picture(1, num_tiles=1, runs=((2, 1), (6, 2)))
@@ -509,6 +522,7 @@ def test_ids_of_pictures_are_told_from_tokens_by_one_predicate() -> None:
         ("stand_for", "memory/pictures.py"): 2,  # the two below, and ids that are in use when the numbering restarts
         ("stand_for", "scheduler/proposer.py"): 1,  # drafts
         ("stand_for", "scheduler/encoding.py"): 1,  # log-probabilities of prompts
+        ("stand_for", "scheduler/memory/restoring.py"): 1,  # prefixes in files
         ("stand_for", "engine/loop/cache_checks.py"): 1,  # entries that are not computed again
         ("as_inputs", "scheduler/step_draft.py"): 1,  # what the model is given
         ("as_tokens", "scheduler/step_draft.py"): 1,  # what penalties count

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from forebay.base.parts import I64
+from forebay.base.parts import I32, I64
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.radix_node import Node
 from forebay.memory.slots import PAD
@@ -22,7 +22,7 @@ from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.command_line import command_line
 from tests.simulation.device_memory import POISON, RunnerError, check_ids
 from tests.simulation.event_log import Outcome
-from tests.simulation.hashing import NO_ROWS, U64, chain_of, keys_of, state_keys_of, states_after, windowed
+from tests.simulation.hashing import U64, Rows, chain_of, keys_of, state_keys_of, states_after, windowed
 from tests.simulation.state_memory import StateMemory
 from tests.simulation.violation import Violation
 from tests.simulation.window_memory import WindowMemory
@@ -109,22 +109,35 @@ class TierMemory:
 
     # -- checking -----------------------------------------------------------------------------------------------------
 
-    def check(self, scheduler: Scheduler, salt: Callable[[str], int]) -> None:
-        """Every page, window and state of a tier holds what exactly the tokens leave that its tree names."""
+    def check(self, scheduler: Scheduler, salt: Callable[[str], int], rows_of: Callable[[I32, int, int], Rows]) -> None:
+        """Every page, window and state of a tier holds what exactly the tokens leave that its tree names, those of
+        pictures with the rows that `rows_of` returns."""
         for tier in scheduler.memory.tiers.all:
             for namespace, root in tier.cache.index.roots.items():
                 first = salt(f"0{namespace}" if tier.durable else namespace)
-                self._check_below(tier, root, 0, first, 0, first)
+                self._check_below(tier, root, 0, first, 0, rows_of, (first, 0))
 
-    def _check_below(self, tier: Tier, node: Node, start: int, chain: int, state: int, salt: int) -> None:
+    def _check_below(
+        self,
+        tier: Tier,
+        node: Node,
+        start: int,
+        chain: int,
+        state: int,
+        rows_of: Callable[[I32, int, int], Rows],
+        before: tuple[int, int],
+    ) -> None:
+        """`before`: the salt of the namespace, and by how much more than its position text behind `node` is rotated."""
         words = self.tiers[tier.name]
         for child in node.children.values():
             tokens = np.frombuffer(child.key, dtype=np.int32)
-            right = chain_of(keys_of(tokens, NO_ROWS), start, chain)
+            salt, delta = before
+            rows = rows_of(tokens, salt, delta)
+            right = chain_of(keys_of(tokens, rows), start, chain)
             pages, end = right.reshape(len(child.pages), -1), start + len(tokens)
             if self._runner.model.full and not np.array_equal(pages, words.kv[child.pages]):
                 raise Violation(f"pages {child.pages} of {tier.name} do not hold the KV of their tokens")
-            after = int(states_after(state_keys_of(tokens, NO_ROWS), state, salt)[-1]) if self._states else 0
+            after = int(states_after(state_keys_of(tokens, rows), state, salt)[-1]) if self._states else 0
             for name, part in tier.parts.items():
                 ends, slots = part.kept([child], child.pages)
                 if part.at_ends:
@@ -133,7 +146,7 @@ class TierMemory:
                         raise Violation(f"{name} slots {slots} of {tier.name} hold {found}, not that of {end} tokens")
                 elif not np.array_equal(windowed(pages[ends - 1]), words.windows[slots]):
                     raise Violation(f"{name} slots {slots} of {tier.name} do not hold the KV of their tokens")
-            self._check_below(tier, child, end, int(right[-1]), after, salt)
+            self._check_below(tier, child, end, int(right[-1]), after, rows_of, (salt, rows.delta))
 
 
 def slots_read(copies: Iterable[TierCopy], kind: str) -> list[I64]:

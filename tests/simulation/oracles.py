@@ -335,7 +335,7 @@ class Oracles:
         for namespace, root in self.scheduler.pools.cache.index.roots.items():
             salt = self.salt(namespace)
             self._check_below(root, 0, salt, 0, salt, 0)
-        self.runner.cache_tiers.check(self.scheduler, self.salt)
+        self.runner.cache_tiers.check(self.scheduler, self.salt, self.rows_of_ids)
 
     def _check_below(self, node: Node, start: int, chain: int, state: int, salt: int, delta: int) -> None:
         for child in node.children.values():

@@ -50,7 +50,7 @@ from tests.simulation.oracles import Oracles
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.simulator import SHARED, Simulation, scaled_down
 from tests.simulation.sleeping import SleepingSimulation
-from tests.simulation.workload import Traffic, random_config, random_traffic, with_speculation
+from tests.simulation.workload import Traffic, random_config, random_traffic, with_speculation, with_tiers
 
 PADDING: Final = 0x0BAD_0BAD  # in row 0 of the encodings
 NOT_FINITE: Final = 0x0FA1_0FA1
@@ -551,7 +551,8 @@ class Showing:
 
     def tick(self) -> bool:
         if self.dice.random() < self.restarts:
-            encoding.restart_ids(self.scheduler.queues, self.encoder.known)  # type: ignore[attr-defined]
+            scheduler = self.scheduler  # type: ignore[attr-defined]
+            encoding.restart_ids(scheduler.queues, scheduler.memory.tiers, self.encoder.known)
             self.num_restarts += 1
         moved: bool = super().tick()  # type: ignore[misc]
         return moved
@@ -729,6 +730,8 @@ def _run(seed: int) -> PictureOutcome:
     rng, widths = Random(f"{seed} pictures"), Random(f"{seed} widths")
     config = with_speculation(widths, random_config(rng))
     traffic = random_traffic(rng, config)
+    if seed % 4 == 0:
+        config, traffic = with_tiers(Random(f"{seed} tiers"), config, traffic)
     every, skips = rng.choice([0, 0, 0, 3, 10]), rng.random() < 0.5
 
     def make_scheduler(asked: SchedulerConfig, proposer: Any) -> RetractingScheduler:

@@ -55,7 +55,8 @@ class Pools:
         self.deferred = Deferred(self.steps, self.kv, self.rows, self.cache, self.kinds)
         self.pictures: Pictures | None = None  # without an encoder
         if config.pictures is not None:
-            num_tokens = config.num_pages * config.page_size
+            in_tiers = sum(num_slots[self.kv.name] for num_slots in config.tiers.values())
+            num_tokens = (config.num_pages + in_tiers) * config.page_size
             self.pictures = Pictures(config.pictures, num_tokens, self.steps, self.cache.tenants, ledger=config.ledger)
         # The slots of a pool that loads from other tiers write; see `scheduler.memory.tiers`.
         self.loading: Callable[[Slots], Holder] = lambda slots: Holder(LOADING, NO_IDS)

@@ -50,13 +50,13 @@ class TierRetention:
 
     def _retain_in(self, tier: Tier, req: Request, now: float) -> None:
         namespace = namespace_in(req, tier)
-        if namespace is not None and req.pictures is None:
+        if namespace is not None:
             retain_prefixes(tier.cache, req, namespace, now)
 
     def use(self, req: Request, num_tokens: int) -> None:
         """Extend in each tier the longest retained prefix among the first `num_tokens` tokens of a request, which are
         reused from the device."""
-        for tier in self._tiers if req.pictures is None else ():
+        for tier in self._tiers:
             namespace = namespace_in(req, tier)
             if namespace is not None and tier.cache.retention.nodes:
                 match = tier.cache.index.match(req.key(num_tokens), namespace)

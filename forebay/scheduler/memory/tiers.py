@@ -11,11 +11,11 @@ import numpy as np
 
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import SchedulerConfig
-from forebay.formats.prefix_files import Record, Rows
+from forebay.formats.prefix_files import Record, RecordedPicture, Rows
 from forebay.memory.holding import Allocation
 from forebay.memory.kv_allocator import KV
 from forebay.memory.miss_reason import NEVER_REUSED, MissReason
-from forebay.memory.radix_node import Match
+from forebay.memory.radix_node import TOKEN_BYTES, Match
 from forebay.memory.slots import LOADING, NO_IDS, Holder, Ids, Slots
 from forebay.memory.tier import Prefix, Span, Tier, missing, of_device, untiered
 from forebay.requests.request import Request, Status
@@ -63,7 +63,7 @@ class Tiers:
         is added to the tier while `writable` returns False."""
         tier = self.named(name)
         tier.writable = writable
-        restore(tier, records, f"{name}_restore")
+        restore(tier, records, f"{name}_restore", self._pools.pictures)
         return tier.cache.num_pages * self._config.page_size
 
     def _num_bytes(self, copied: Span | TierCopy) -> int:
@@ -87,10 +87,8 @@ class Tiers:
     # -- stores -------------------------------------------------------------------------------------------------------
 
     def store(self, req: Request, allocation: Allocation) -> None:
-        """Copy to each tier, in the next step, what it lacks of the prefix that the cache has adopted of a request.
-
-        Prompts with pictures are left out: their ids are numbers of this process."""
-        if req.pictures is not None or req.is_check or not allocation.pin.num_pages:
+        """Copy to each tier, in the next step, what it lacks of the prefix that the cache has adopted of a request."""
+        if req.is_check or not allocation.pin.num_pages:
             return
         here = self._prefix(req, allocation.pin.num_pages, allocation.pin.tenant, req.cache_namespace)
         for tier in self.all:
@@ -107,7 +105,7 @@ class Tiers:
         source = missing(self.device, tier, here, there, whole=True, known=known)
         target = tier.take(source) if source else None
         if source and target:
-            copy = self._copy(tier, source, target, _record(target) if tier.durable else b"")
+            copy = self._copy(tier, source, target, _record(target, _recorded(req, target)) if tier.durable else b"")
             self._stores[copy.number] = Store(tier, target, req)
             self._pools.draft.stores.append(copy)
             self._pools.draft.copies_tiers = True
@@ -177,7 +175,7 @@ class Tiers:
     def _evicted(self, req: Request, tier: Tier) -> bool:
         """Return whether a tier had more of a request's prefix once."""
         namespace = namespace_in(req, tier)
-        if req.pictures is not None or namespace is None:
+        if namespace is None:
             return False
         return tier.cache.index.match(req.key(len(req.tokens) - 1), namespace).reason is MissReason.EVICTED
 
@@ -185,7 +183,7 @@ class Tiers:
         """Return the tier in which the longest prefix of a request's tokens can be resumed, if that is longer than
         `num_tokens`; of equal ones the first."""
         found = None
-        for tier in self.all if req.pictures is None else ():
+        for tier in self.all:
             namespace = namespace_in(req, tier)
             if namespace is None:
                 continue
@@ -306,9 +304,16 @@ class Tiers:
                 kind.slots.audit((Holder(LOADING, np.concatenate([NO_IDS, *ids])), kind.cached(nodes)))
 
 
-def _record(span: Span) -> bytes:
+def _recorded(req: Request, span: Span) -> list[RecordedPicture]:
+    """Return the pictures of a request of which the prefix of a span has tokens."""
+    stop = len(span.prefix.key) // TOKEN_BYTES
+    encodings = req.pictures.within(stop) if req.pictures is not None else ()
+    return [RecordedPicture(each.first_id, each.digest, each.grid, each.key[3]) for each in encodings]
+
+
+def _record(span: Span, pictures: list[RecordedPicture]) -> bytes:
     """Return the header of a span in a file, without checksums."""
     kinds = {KV: Rows([*range(span.start + 1, span.stop + 1)], 0, [])}
     kinds |= {name: Rows(kept.ends.tolist(), 0, []) for name, kept in span.kept.items()}
     prefix = span.prefix
-    return msgspec.msgpack.encode(Record(prefix.namespace, prefix.tenant, prefix.key, span.start, kinds))
+    return msgspec.msgpack.encode(Record(prefix.namespace, prefix.tenant, prefix.key, span.start, kinds, pictures))
