@@ -47,7 +47,7 @@ class OutOfIds(Exception):
 
 
 class Described(Protocol):
-    """What tells a picture from others: see `requests.pictures.Picture`."""
+    """A picture as it is told from others: see `requests.pictures.Picture`."""
 
     @property
     def digest(self) -> bytes: ...
@@ -215,15 +215,11 @@ class Pictures:
 
     def as_tokens(self, ids: npt.NDArray[_Int]) -> npt.NDArray[_Int]:
         """Return the ids with the model's placeholder in place of ids of pictures."""
-        return self._with(ids, self.config.placeholder)
+        return _with(self, ids, self.config.placeholder)
 
     def as_inputs(self, ids: npt.NDArray[_Int]) -> npt.NDArray[_Int]:
         """Return the ids that the model is given: its input id in place of ids of pictures."""
-        return self._with(ids, self.config.input_id)
-
-    def _with(self, ids: npt.NDArray[_Int], token: int) -> npt.NDArray[_Int]:
-        tokens: npt.NDArray[_Int] = np.where(self.stand_for(ids), ids.dtype.type(token), ids)
-        return tokens
+        return _with(self, ids, self.config.input_id)
 
     def ids_of(self, namespace: str, picture: Described) -> range:
         """Return the ids of a picture that the prefix cache has from an earlier process. Raises OutOfIds."""
@@ -324,6 +320,12 @@ class Pictures:
         runs = sorted((encoding.first_id, encoding.num_tokens) for encoding in known if encoding.first_id != NO_ID)
         ends = [first + count for first, count in runs]
         assert all(end <= first for end, (first, _) in zip(ends, runs[1:], strict=False)), "pictures share ids"
+
+
+def _with(pictures: Pictures, ids: npt.NDArray[_Int], token: int) -> npt.NDArray[_Int]:
+    """Return the ids with a token in place of ids of pictures."""
+    tokens: npt.NDArray[_Int] = np.where(pictures.stand_for(ids), ids.dtype.type(token), ids)
+    return tokens
 
 
 def _audit_memory(pictures: Pictures, known: Sequence[Encoding]) -> None:

@@ -26,8 +26,8 @@ GEMMA4: Final = (
     Mutant(
         "C18 a model is given its input id where ids stand for pictures",
         "memory/pictures.py",
-        "self._with(ids, self.config.input_id)",
-        "self._with(ids, self.config.placeholder)",
+        "_with(self, ids, self.config.input_id)",
+        "_with(self, ids, self.config.placeholder)",
         "memory/test_pictures.py::test_model_is_given_its_input_id_where_ids_stand_for_pictures",
     ),
     Mutant(

@@ -12,7 +12,7 @@ _TRAFFIC: Final = (
     "simulation/test_pictures.py::test_c34_pictures_random_traffic_tokens_are_those_of_each_request_alone[seeds0]"
 )
 _ROPE: Final = "integration/test_rope_positions.py::"
-_KEY: Final = "    return namespace, pixels.digest, pixels.grid, pixels.sizes\n"
+_KEY: Final = "    return namespace, picture.digest, picture.grid, picture.sizes\n"
 
 PICTURES: Final = (
     Mutant(
@@ -33,7 +33,7 @@ PICTURES: Final = (
         "C34 the sizes of tiles are part of a picture's key",
         "memory/pictures.py",
         _KEY,
-        "    return namespace, pixels.digest, pixels.grid, ()\n",
+        "    return namespace, picture.digest, picture.grid, ()\n",
         _MEMORY + "test_c34_equal_pictures_have_one_run_and_others_by_digest_grid_sizes_or_namespace_their_own",
     ),
     Mutant(
@@ -61,7 +61,7 @@ PICTURES: Final = (
         "C29 two namespaces share no run of ids",
         "memory/pictures.py",
         _KEY,
-        '    return "", pixels.digest, pixels.grid, pixels.sizes\n',
+        '    return "", picture.digest, picture.grid, picture.sizes\n',
         _MEMORY + "test_c34_equal_pictures_have_one_run_and_others_by_digest_grid_sizes_or_namespace_their_own",
     ),
     Mutant(

@@ -314,8 +314,8 @@ SCHEDULER = (
     Mutant(
         "C27 a request that ended hears nothing more",
         "scheduler/output_processor.py",
-        "            if req.status is not Status.FINISHED:\n                num_generated",
-        "            if True:\n                num_generated",
+        "            if req.status is not Status.FINISHED:\n                req.num_replayed",
+        "            if True:\n                req.num_replayed",
         "scheduler/test_pressure.py::test_finished_request_keeps_its_pages_until_the_launched_step_commits",
     ),
     Mutant(
