@@ -78,7 +78,7 @@ test-gpu: dev
 	@$(BIN)/python -m benchmarks.gpu tests
 
 bench-gpu: dev
-	@$(BIN)/python -m benchmarks.gpu kernels steps hybrid
+	@$(BIN)/python -m benchmarks.gpu bench
 
 # A wheel whose users need no compiler: it brings the kernels of every instruction set, for this machine or, with Debian's
 # g++-aarch64-linux-gnu, another: make wheel MACHINE=aarch64

@@ -1,6 +1,8 @@
 """Everything that needs a GPU, in sections, the most valuable first: `make test-gpu` and `make bench-gpu`.
 
-    python -m benchmarks.gpu tests kernels steps hybrid
+    python -m benchmarks.gpu tests
+    python -m benchmarks.gpu bench              # every section but the tests, in 5 minutes
+    python -m benchmarks.gpu int4 kernels
 
 Each section is a process with a limit in seconds, after which it is stopped; what it printed until then counts. Without
 a GPU one line says so, and nothing runs.
@@ -32,6 +34,25 @@ class Section:
     command: tuple[str, ...]
 
 
+# Sections of the table of models, the most important first: the limit, the question, and the cases.
+TABLE: Final = {
+    "llama": (75, "how fast is an 8B model in bfloat16?", ("llama",)),
+    "int4": (25, "how fast is it in int4?", ("int4",)),
+    "hybrid": (30, "how fast is a 7B hybrid?", ("falcon_h1",)),
+    "mxfp4": (30, "how fast are 20B of experts in MXFP4?", ("gpt_oss",)),
+    "delta": (25, "how fast are gated delta nets of 9B?", ("qwen3_5",)),
+    "experts": (25, "how fast are 15B of experts in bfloat16?", ("qwen3_moe",)),
+    "fp8": (20, "how fast are FP8 weights and activations?", ("fp8",)),
+    "transformers": (15, "how fast is transformers' generate on the 8B model?", ("transformers",)),
+    "more": (25, "how fast are codes of GGUF files, and KV in int8 and FP8?", ("q4", "kv_int8", "kv_fp8")),
+}
+
+
+def table(*cases: str) -> tuple[str, ...]:
+    """Return the command that prints rows of the table."""
+    return PYTHON, "-m", "benchmarks.gpu_table", *cases
+
+
 SECTIONS: Final = {
     # Plugins that a machine brings must not break the run: pytest-benchmark warns under xdist, and warnings are errors.
     "tests": Section(
@@ -39,20 +60,11 @@ SECTIONS: Final = {
         "do the kernels equal the reference there, and have equal bits in any step?",
         (PYTHON, "-m", "pytest", "-m", "gpu", "-q", "-n", "8", "--dist", "worksteal", "-p", "no:benchmark"),
     ),
+    **{name: Section(limit_s, question, table(*cases)) for name, (limit_s, question, cases) in TABLE.items()},
     "kernels": Section(
-        120,
+        28,
         "how fast are products, attention and scans, beside their floors, cuBLASLt and SDPA?",
-        (PYTHON, "-m", "benchmarks.gpu_kernels", "--limit", "110"),
-    ),
-    "steps": Section(
-        90,
-        "how fast is a decode step of an 8B model?",
-        (PYTHON, "benchmarks/gpu_decode.py", "--like", "llama", "--batch", "1", "64", "256", "--repeats", "1"),
-    ),
-    "hybrid": Section(
-        80,
-        "how fast is a decode step of a 7B hybrid?",
-        (PYTHON, "benchmarks/gpu_decode.py", "--like", "falcon_h1", "--batch", "1", "64", "--repeats", "1"),
+        (PYTHON, "-m", "benchmarks.gpu_kernels", "--limit", "23"),
     ),
 }
 
@@ -73,8 +85,12 @@ def run(section: Section) -> tuple[int | None, float]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="+", choices=tuple(SECTIONS))
+    parser.add_argument(
+        "sections", nargs="+", choices=("bench", *SECTIONS), metavar="SECTION", help=", ".join(SECTIONS)
+    )
     args = parser.parse_args(arguments)
+    if args.sections == ["bench"]:
+        args.sections = [name for name in SECTIONS if name != "tests"]
     try:
         require_gpu()
     except ConfigError as error:

@@ -13,18 +13,21 @@ host's time is the part of a step in which nothing waits for the device. On a CP
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import statistics
 import tempfile
 import time
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_models import MODELS, TINY
 from forebay.backends import make_ops
 from forebay.config.engine_config import EngineConfig
 from forebay.config.resolve import Survey, resolve
@@ -32,6 +35,15 @@ from forebay.engine.frames import AddRequest
 from forebay.engine.lifecycle.sizing import memory_demand, scheduler_config
 from forebay.engine.loop.core import EngineCore
 from forebay.families.model_config import ModelConfig, config_from_folder
+from forebay.formats.quantized import (
+    SCALE_DTYPES,
+    CodeFormat,
+    GroupQuantized,
+    Levels,
+    ScaleType,
+    StoredCodes,
+    stored_codes,
+)
 from forebay.formats.weight_shapes import WeightKind, WeightShapes
 from forebay.layers.params import Change, TensorParam, unchanged
 from forebay.memory.division import divide_memory
@@ -51,54 +63,32 @@ DTYPE = torch.bfloat16
 WARM_UP_STEPS = 4
 COPIED_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
 
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": {
-        "vocab_size": 128_256,
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "intermediate_size": 14_336,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": False,
-    },
-    "falcon_h1": {
-        "vocab_size": 130_048,
-        "hidden_size": 3072,
-        "num_hidden_layers": 44,
-        "intermediate_size": 12_288,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "mamba_d_ssm": 3072,
-        "mamba_n_heads": 24,
-        "mamba_d_head": 128,
-        "mamba_d_state": 256,
-        "mamba_n_groups": 1,
-        "mamba_d_conv": 4,
-        "mamba_expand": 2,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": False,
-    },
-}
-TINY: dict[str, dict[str, Any]] = {
-    "llama": {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96}
-    | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
-    "falcon_h1": {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96}
-    | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "mamba_d_ssm": 64, "mamba_n_heads": 4}
-    | {"mamba_d_head": 16, "mamba_d_state": 16},
-}
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """The matrices that are in codes, by a part of their names, and their format."""
+
+    form: CodeFormat
+    part: str = "layers."
+
+    def holds(self, param: TensorParam) -> bool:
+        """Return whether the matrix is in codes."""
+        return self.part in param.names[0] and len(param.joined_shape) == 2
 
 
 class RandomWeights:
     """The `Weights` of a model that nobody has trained, made where they are used, tensor by tensor."""
 
-    def __init__(self, needs: Needs, ops: Ops, device: str) -> None:
+    def __init__(self, needs: Needs, ops: Ops, device: str, codes: Codes | None = None) -> None:
         self.dtype, self.device = DTYPE, device
-        self.held_bytes = {"bfloat16": sum(param.num_elements for param in needs.params) * DTYPE.itemsize}
+        coded = [param for param in needs.params if codes is not None and codes.holds(param)]
+        in_codes = sum(param.num_elements for param in coded)
+        dense = sum(param.num_elements for param in needs.params) - in_codes
+        self.held_bytes = {"bfloat16": dense * DTYPE.itemsize}
+        if codes is not None:
+            self.held_bytes["codes"] = codes.form.num_bytes(in_codes)
         self.numbers: list[float] = []
-        self._ops = ops
+        self._ops, self._codes = ops, codes
         self._generator = torch.Generator(device).manual_seed(0)
 
     def tensor(self, param: TensorParam, *, float32: bool = False, change: Change = unchanged) -> Tensor:
@@ -118,10 +108,29 @@ class RandomWeights:
         return value
 
     def linear(self, weight: TensorParam, bias: TensorParam | None) -> LinearWeight:
-        return self._ops.linear.pack(self.tensor(weight), None if bias is None else self.tensor(bias))
+        codes, added = self._codes, None if bias is None else self.tensor(bias)
+        if codes is not None and codes.holds(weight):
+            outputs, inputs = weight.joined_shape
+            return self._ops.linear.pack_quantized(random_codes(codes.form, outputs, inputs), added)
+        return self._ops.linear.pack(self.tensor(weight), added)
 
     def table(self, param: TensorParam) -> Tensor:
         return self.tensor(param)
+
+
+@functools.cache
+def random_codes(form: CodeFormat, outputs: int, inputs: int) -> StoredCodes:
+    """Return codes of a matrix, whose values are about as large as those of trained ones."""
+    draw = np.random.default_rng(0).integers(0, 1 << form.bits, 1 << 16, dtype=np.uint8)
+    if form.levels is Levels.E4M3:
+        draw &= 0xBF  # no NaN
+    size = outputs, inputs // form.group
+    value = 120 if form.scales is ScaleType.E8M0 else 0.02 * inputs**-0.5
+    scales = np.full(size, value, SCALE_DTYPES[form.scales])
+    minimums = np.full(size, -0.1 * inputs**-0.5, np.float16) if form.minimums else None
+    codes = np.resize(draw, (outputs, inputs))
+    weight = GroupQuantized(format=form, codes=codes, scales=scales, minimums=minimums)
+    return stored_codes(form, (outputs, inputs), lambda: weight.rows)
 
 
 class Watched:
@@ -156,23 +165,41 @@ class Figures:
 class Bench:
     """One model on one device: its weights once, an engine for each kind of run."""
 
-    def __init__(self, kind: str, args: argparse.Namespace) -> None:
-        self.args, self.device = args, args.device
-        self.config, self.engine = _configurations(kind, args)
+    def __init__(
+        self,
+        kind: str,
+        args: argparse.Namespace,
+        codes: Codes | None = None,
+        *,
+        fp8_inputs: bool = False,
+        kv_dtype: str | None = None,
+    ) -> None:
+        self.args, self.device, self._kind, self._codes, self._kv_dtype = args, args.device, kind, codes, kv_dtype
+        self.config, self.engine = self._configurations(max(args.batch), args.context + _room(args))
         needs, self.spec = needs_of(self.config), describe(self.config)
-        self.ops = make_ops(self.engine.kernels, self.engine.num_threads)
-        weights = RandomWeights(needs, self.ops, self.device)
+        self.params = needs.params
+        self.ops = make_ops(self.engine.kernels, self.engine.num_threads, fp8_inputs=fp8_inputs)
+        weights = RandomWeights(needs, self.ops, self.device, codes)
         with torch.inference_mode():
             self.model = Model(self.spec, self.ops, weights, num_positions=self.config.max_position_embeddings)
         self.sizes = cache_sizes(needs.cache_specs, self.engine.types)
 
     def measure(self, batch: int, *, graphs: bool) -> Figures:
         """The median of `--repeats` runs of `--steps` steps of a batch whose prompts are done."""
-        config = replace(
-            self.engine,
-            memory=replace(self.engine.memory, max_running_requests=batch),
-            scheduling=replace(self.engine.scheduling, overlap_depth=1),
-        )
+        core, watched = self.engine_of(batch, self.args.context + _room(self.args), graphs=graphs)
+        self.fill(core, batch, self.args.context, _room(self.args))
+        runs = [run_steps(core, watched, self.args.steps) for _ in range(self.args.repeats)]
+        return min(runs, key=lambda run: abs(run.step_ms - statistics.median(r.step_ms for r in runs)))
+
+    def engine_of(
+        self, batch: int, tokens: int, *, graphs: bool = True, prompt: int | None = None
+    ) -> tuple[EngineCore, Watched]:
+        """Return an engine for `batch` requests of so many tokens, with one step in flight, and its runner.
+
+        All its graphs are captured, or of those with prompts the one that holds `prompt` tokens alone.
+        """
+        _, engine = self._configurations(batch, tokens)
+        config = replace(engine, scheduling=replace(engine.scheduling, overlap_depth=1))
         budget = divide_memory(memory_demand(config, self.sizes, self.config))
         runner = build_runner(
             self.model,
@@ -185,41 +212,64 @@ class Bench:
             graphs=None if graphs else Eager(),
             graph_sizes=[batch],
         )
+        if prompt is not None and runner.extend is not None and (captured := runner.extend.captured) is not None:
+            sizes = captured.sizes
+            captured.sizes = sizes[bisect_left(sizes, prompt) :][:1] or sizes[-1:]
         while runner.capture_next():
             pass
-        scheduler = Scheduler(scheduler_config(config, budget, self.model.weight_bytes))
         watched = Watched(runner)
-        core = EngineCore(scheduler, watched, vocab_size=self.config.vocab_size)
-        self._fill(core, batch)
-        runs = [self._run(core, watched) for _ in range(self.args.repeats)]
-        return min(runs, key=lambda run: abs(run.step_ms - statistics.median(r.step_ms for r in runs)))
+        scheduler = Scheduler(scheduler_config(config, budget, self.model.weight_bytes))
+        return EngineCore(scheduler, watched, vocab_size=self.config.vocab_size), watched
 
-    def _fill(self, core: EngineCore, batch: int) -> None:
+    def add(self, core: EngineCore, number: int, length: int, max_tokens: int) -> None:
+        """Add a request of its own prompt."""
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        prompt = [(7 * number + 3 * j) % self.config.vocab_size for j in range(length)]
+        refused = core.add(AddRequest(request_id=number, prompt_token_ids=prompt, params=params))
+        assert not refused, refused
+
+    def fill(self, core: EngineCore, batch: int, context: int, max_tokens: int) -> None:
         """Compute the prompts; from then on each step decodes all of them."""
-        params = SamplingParams(max_tokens=_room(self.args), temperature=0.0, ignore_eos=True)
-        for i in range(batch):
-            prompt = [(7 * i + 3 * j) % self.config.vocab_size for j in range(self.args.context)]
-            refused = core.add(AddRequest(request_id=i + 1, prompt_token_ids=prompt, params=params))
-            assert not refused, refused
+        for number in range(1, batch + 1):
+            self.add(core, number, context, max_tokens)
         decoding = 0
         while decoding < WARM_UP_STEPS:
             brought = sum(len(update.token_ids) for update in core.step())
             decoding += brought == batch and len(core.scheduler.queues.running) == batch
 
-    def _run(self, core: EngineCore, watched: Watched) -> Figures:
-        waited, start = watched.waited_s, time.perf_counter()
-        for _ in range(self.args.steps):
-            updates = core.step()
-            assert not any(update.finish for update in updates), f"a request has ended: {updates}"
-        seconds = time.perf_counter() - start
-        host = seconds - (watched.waited_s - waited)
-        return Figures(1e3 * seconds / self.args.steps, 1e3 * host / self.args.steps)
-
-    def bytes_of_step(self, batch: int) -> int:
-        """What a step must read, and of states write: of the embedding only rows, unless it is the head too."""
-        unread = 0 if self.spec.tied else self.spec.embedding.num_elements * DTYPE.itemsize
-        context = self.args.context + _room(self.args) // 2
+    def bytes_of_step(self, batch: int, context: int) -> float:
+        """What a step must read, and of states write: of the embedding only rows, unless it is the head too, and of
+        experts those that this number of random choices reaches."""
+        unread = 0.0 if self.spec.tied else self.spec.embedding.num_elements * DTYPE.itemsize
+        if (experts := self.config.experts) is not None:
+            missed = (1 - experts.per_token / experts.num_experts) ** batch
+            unread += missed * self.expert_bytes
         return self.model.weight_bytes - unread + batch * _bytes_of_request(self.sizes, context)
+
+    @property
+    def num_expert_weights(self) -> int:
+        """The weights that only some tokens are multiplied by."""
+        return sum(param.num_elements for param in self.params if ".experts." in param.names[0])
+
+    @property
+    def expert_bytes(self) -> int:
+        """The bytes of these."""
+        count = self.num_expert_weights
+        return count * DTYPE.itemsize if self._codes is None else self._codes.form.num_bytes(count)
+
+    def _configurations(self, batch: int, tokens: int) -> tuple[ModelConfig, EngineConfig]:
+        return _configurations(self._kind, self.args, batch, tokens, self._kv_dtype)
+
+
+def run_steps(core: EngineCore, watched: Watched, steps: int) -> Figures:
+    """Return the milliseconds of a step in which nothing ends."""
+    waited, start = watched.waited_s, time.perf_counter()
+    for _ in range(steps):
+        updates = core.step()
+        assert not any(update.finish for update in updates), f"a request has ended: {updates}"
+    seconds = time.perf_counter() - start
+    host = seconds - (watched.waited_s - waited)
+    return Figures(1e3 * seconds / steps, 1e3 * host / steps)
 
 
 def _bytes_of_request(sizes: CacheSizes, context: int) -> int:
@@ -232,7 +282,9 @@ def _room(args: argparse.Namespace) -> int:
     return args.steps * args.repeats + WARM_UP_STEPS + 16 + 2 * max(args.batch)
 
 
-def _configurations(kind: str, args: argparse.Namespace) -> tuple[ModelConfig, EngineConfig]:
+def _configurations(
+    kind: str, args: argparse.Namespace, batch: int, tokens: int, kv_dtype: str | None
+) -> tuple[ModelConfig, EngineConfig]:
     """As `forebay serve` would have them for a checkpoint of this configuration, but for what would end a run early."""
     values = MODELS[kind] | (TINY[kind] if args.tiny else {})
     with tempfile.TemporaryDirectory() as folder:
@@ -241,10 +293,11 @@ def _configurations(kind: str, args: argparse.Namespace) -> tuple[ModelConfig, E
             "model": folder,
             "device": args.device,
             "dtype": "bfloat16",
-            "context_length": args.context + _room(args),
-            "max_running_requests": max(args.batch),
-            "max_total_tokens": max(args.batch) * (args.context + _room(args) + 16),
+            "context_length": tokens,
+            "max_running_requests": batch,
+            "max_total_tokens": batch * (tokens + 16),
             "disable_radix_cache": True,
+            **({"kv_cache_dtype": kv_dtype} if kv_dtype else {}),
         }
         config = resolve(wanted, survey=Survey(model=_shape))
         model = config_from_folder(Path(folder))
@@ -283,7 +336,7 @@ def _wait(device: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--like", nargs="+", choices=tuple(MODELS), default=list(MODELS), help="which models")
+    parser.add_argument("--like", nargs="+", choices=tuple(MODELS), default=["llama", "falcon_h1"], help="which models")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--batch", type=int, nargs="+", help="requests at once")
     parser.add_argument("--context", type=int, help="tokens of each prompt")
@@ -304,7 +357,7 @@ def main() -> None:
         bench = Bench(kind, args)
         name = f"{kind}-like, {bench.model.weight_bytes / 1e9:.2f} GB"
         for batch in args.batch:
-            floor = 1e3 * bench.bytes_of_step(batch) / speed
+            floor = 1e3 * bench.bytes_of_step(batch, args.context + _room(args) // 2) / speed
             fast, slow = (bench.measure(batch, graphs=graphs) for graphs in (True, False))
             print(
                 f"| {name} | {batch} | {floor:.3f} | {fast.step_ms:.3f} | {floor / fast.step_ms:.0%} "

@@ -66,7 +66,7 @@ class Sizes:
     def __init__(self, *, tiny: bool) -> None:
         self.matrices = [(64, 256)] if tiny else [(14_336, 4096), (4096, 4096)]
         self.rows = (1, 17) if tiny else (1, 64, 2048)
-        self.contexts = [(2, 20)] if tiny else [(64, 1024), (16, 8192)]
+        self.contexts = [(2, 20)] if tiny else [(64, 8192), (256, 1024), (16, 8192)]
         self.heads = (4, 2, 16) if tiny else (32, 8, 128)
         self.prompt = 3 if tiny else 2048
         self.states = (2, 16, 32) if tiny else (24, 128, 256)  # heads, head size, state size

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks import gpu, gpu_table
+from forebay.base.cpu import this_cpu
 
 STARTED = gpu.Section(60.0, "does it start?", (sys.executable, "-c", "print('started')"))
 
@@ -33,6 +35,45 @@ def test_gpu_section_beyond_its_limit_is_stopped_and_the_next_one_runs(
     assert last.startswith("== hangs: stopped at 0 s; fails: exit code 3 in ")
     assert "; starts: exit code 0 in " in last
     assert gpu.main(["starts"]) == 0
+
+
+def test_gpu_sections_of_the_benchmark_take_five_minutes_at_most_and_cover_the_table() -> None:
+    limits = {name: section.limit_s for name, section in gpu.SECTIONS.items()}
+    assert limits.pop("tests") <= 240
+    assert sum(limits.values()) <= 300
+    assert {case for _, _, cases in gpu.TABLE.values() for case in cases} == gpu_table.CASES.keys()
+
+
+IN_SECONDS = ("llama", "gpt_oss")
+
+
+@pytest.mark.skipif(not this_cpu().variants, reason="no native ops on this machine")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow][: name not in IN_SECONDS])
+        for name in gpu_table.CASES
+        if name != "kv_fp8"  # which CPUs have not
+    ],
+)
+def test_gpu_table_has_a_row_and_a_limit_for_each_measurement(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits: list[float] = []
+    alarm = SimpleNamespace(
+        dump_traceback_later=lambda seconds, *, exit: limits.append(seconds),
+        cancel_dump_traceback_later=lambda: limits.append(0.0),
+    )
+    monkeypatch.setattr(gpu_table, "faulthandler", alarm)
+    gpu_table.main([name, "--tiny", "--device", "cpu"])
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()[2:]]
+    expected = [gpu_table.tiny(row) for row in gpu_table.CASES[name].rows]
+    assert [row[:2] for row in rows] == [[name, row.name] for row in expected]
+    assert limits == [gpu_table.SET_UP_S, *[row.limit_s for row in expected], 0.0]
+    for row, of in zip(rows, expected, strict=True):
+        assert float(row[3].replace(",", "")) > 0
+        assert bool(row[2]) == (name != gpu_table.TRANSFORMERS and of.what != "arrival")  # a floor
+        assert row[7:] == ["" if value is None else f"{value:,.2f}" for value in (of.before_ms, of.goal_ms)]
 
 
 def test_gpu_kernels_fill_their_table_in_the_interpreter(
