@@ -5,9 +5,10 @@ Shape letters: T tokens, H hidden size, Hq query heads, Hk KV heads, D head size
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from forebay.layers.linear import Linear
 from forebay.layers.paged_attention import PagedAttention
 from forebay.layers.params import Rows, in_order, rows_of_blocks, unchanged
 from forebay.layers.rotary import QueryScaleSpec, RopeSpec
+from forebay.ops.exchange import Share
 from forebay.pools.cache_spec import CacheSpec, FullAttention, SlidingWindow
 
 
@@ -83,6 +85,7 @@ class AttentionSpec:
     value_scale: float = 1.0
     softcap: float = 0.0
     bidirectional: bool = False
+    for_ranks: ClassVar[bool] = True
 
     @property
     def q_size(self) -> int:
@@ -105,34 +108,54 @@ class AttentionSpec:
         heads = {"num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim, "v_head_dim": self.value_dim}
         return SlidingWindow(**heads, window=self.sliding_window) if self.sliding_window else FullAttention(**heads)
 
+    def of_heads(self, heads: Heads) -> AttentionSpec:
+        """Return the description of a layer with these heads alone."""
+        return replace(self, num_heads=len(heads.queries), num_kv_heads=len(heads.kv))
+
     def build(self, parts: Parts) -> Attention:
         return Attention(self, parts)
+
+
+class Heads(NamedTuple):
+    """The query heads of a rank, and the KV heads that they read."""
+
+    queries: range
+    kv: range
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, share: Share) -> Heads:
+        """Divide the heads of a layer. Raises ConfigError if the ranks cannot divide them; copies of heads cannot be
+        normed together."""
+        divide = share.of if spec.qk_norm is QkNorm.FULL else share.with_copies
+        return cls(share.of(spec.num_heads, "query heads"), divide(spec.num_kv_heads, "KV heads"))
 
 
 class Attention:
     """Projections, norms and paged attention of one layer; x [T, H] -> [T, H]."""
 
     def __init__(self, spec: AttentionSpec, parts: Parts) -> None:
-        parts = parts.within(spec.name)
-        self._spec = spec
-        self._ops = parts.ops
-        self._qkv = _qkv(spec, parts)
-        scales = ((spec.hidden_size, spec.output_scale),)
+        parts, heads = parts.within(spec.name), Heads.of(spec, parts.share)
+        self._spec, self._heads = spec.of_heads(heads), heads
+        self._ops, self._exchange = parts.ops, parts.share.exchange
+        self._qkv = _qkv(spec, parts, heads)
         read = spec.num_heads * spec.v_head_dim
-        self._output = parts.linear({spec.output_name: spec.hidden_size}, read, bias=spec.o_bias, scales=scales)
-        self._norms = _norms(spec, parts)
+        self._output = parts.gathered(
+            spec.output_name, spec.hidden_size, read, bias=spec.o_bias, scale=spec.output_scale
+        )
+        self._norms = _norms(spec, parts, heads)
         self._plain = parts.ones(spec.head_dim) if spec.value_norm else None
-        self._gate = parts.linear({"gate_proj": spec.num_heads}, spec.hidden_size) if spec.head_gate else None
+        own = (heads.queries,) if parts.share.size > 1 else ()
+        self._gate = parts.linear({"gate_proj": spec.num_heads}, spec.hidden_size, own=own) if spec.head_gate else None
         self._cos_sin = parts.rope(spec.rope) if spec.rope_first and spec.rope is not None else None
         assert self._cos_sin is None or spec.rope is None or spec.rope.sections is None, "M-RoPE before the norms"
         self._attend = PagedAttention(
             parts,
-            parts.keep(spec.cache_spec()),
+            parts.keep(self._spec.cache_spec()),
             scale=spec.scale or spec.head_dim**-0.5,
             rope=spec.rope if self._cos_sin is None else None,
             query_scale=spec.query_scale,
             window=spec.sliding_window,
-            sinks=parts.tensor("sinks", spec.num_heads, float32=True) if spec.sinks else None,
+            sinks=parts.tensor("sinks", spec.num_heads, float32=True, own=own) if spec.sinks else None,
             softcap=spec.softcap,
             bidirectional=spec.bidirectional,
         )
@@ -147,7 +170,7 @@ class Attention:
             out = ops.elementwise.mul_sigmoid(out, gate)
         if self._gate is not None:
             out = ops.elementwise.mul_sigmoid(out, self._gate(ctx, x))
-        return self._output(ctx, out)
+        return self._output(ctx, self._exchange.gather(out))
 
     def _project(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Project x [T, H] to q [T, Hq, D], k [T, Hk, D] and v [T, Hk, Dv], normed if the family does so. Gates are
@@ -158,8 +181,8 @@ class Attention:
         v = k if spec.values_from_keys else v
         if spec.qk_norm is QkNorm.FULL:
             q, k = (
-                ops.norms.rms_norm(part, weight, spec.norm_eps)
-                for part, weight in zip((q, k), self._norms, strict=True)
+                self._normed(part, weight, heads)
+                for part, weight, heads in zip((q, k), self._norms, self._heads, strict=True)
             )
         q = q.view(len(x), spec.num_heads, spec.head_dim)
         k = k.view(len(x), spec.num_kv_heads, spec.head_dim)
@@ -178,32 +201,42 @@ class Attention:
             v = ops.norms.rms_norm(v, self._plain, spec.norm_eps)
         return q, k, v, gate
 
+    def _normed(self, part: Tensor, weight: Tensor, heads: range) -> Tensor:
+        """Norm all heads of a token together, and return those of this rank."""
+        whole = self._ops.norms.rms_norm(self._exchange.gather(part), weight, self._spec.norm_eps)
+        first = heads.start * self._spec.head_dim
+        return whole[:, first : first + part.shape[1]]
 
-def _norms(spec: AttentionSpec, parts: Parts) -> tuple[Tensor, ...]:
+
+def _norms(spec: AttentionSpec, parts: Parts, heads: Heads) -> tuple[Tensor, ...]:
     """The weights for q and k, where these are normed."""
     if spec.qk_norm is QkNorm.NONE:
         return ()
-    dim, heads = spec.head_dim, (spec.num_heads, spec.num_kv_heads)
+    dim, counts = spec.head_dim, (spec.num_heads, spec.num_kv_heads)
+    is_part = parts.share.size > 1
     if spec.qk_norm is QkNorm.PLAIN:
         return parts.ones(dim), parts.ones(dim)
     shapes: dict[QkNorm, list[tuple[int, ...]]] = {
         QkNorm.HEAD: [(dim,), (dim,)],
-        QkNorm.LAYER: [(count, dim) for count in heads],
-        QkNorm.FULL: [(count * dim,) for count in heads],
+        QkNorm.LAYER: [(count, dim) for count in counts],
+        QkNorm.FULL: [(count * dim,) for count in counts],
     }
+    own = [(run,) if is_part and spec.qk_norm is QkNorm.LAYER else () for run in heads]
     if "{}" in spec.norm_names[0]:
-        each = zip(spec.norm_names, heads, strict=True)
-        return tuple(parts.stacked((f"{name.format(i)}.weight" for i in range(count)), dim) for name, count in each)
+        return tuple(
+            parts.stacked((f"{name.format(i)}.weight" for i in range(count)), dim, own=of_rank)
+            for name, count, of_rank in zip(spec.norm_names, counts, own, strict=True)
+        )
     rows = _pair_rows(spec) if spec.interleaved else ()
     assert not (rows and spec.qk_norm is QkNorm.FULL), "a norm of all heads at once with neighbours as rotary pairs"
     change = partial(in_order, rows=rows) if rows else unchanged
     return tuple(
-        parts.tensor(f"{name}.weight", *shape, offset=spec.norm_offset, change=change)
-        for name, shape in zip(spec.norm_names, shapes[spec.qk_norm], strict=True)
+        parts.tensor(f"{name}.weight", *shape, offset=spec.norm_offset, change=change, own=of_rank)
+        for name, shape, of_rank in zip(spec.norm_names, shapes[spec.qk_norm], own, strict=True)
     )
 
 
-def _qkv(spec: AttentionSpec, parts: Parts) -> Linear:
+def _qkv(spec: AttentionSpec, parts: Parts, heads: Heads) -> Linear:
     """Build the linear layer of q, k, v and, with an `output_gate`, the gates."""
     q, kv = spec.q_size, spec.kv_size
     values = {} if spec.values_from_keys else {"v_proj": spec.v_size}
@@ -219,7 +252,22 @@ def _qkv(spec: AttentionSpec, parts: Parts) -> Linear:
         rows=_gates_last(spec) if within_q else _halves(spec) if spec.interleaved else (),
         scales=(*scales, (q, 1.0)) if spec.output_gate else scales,
         input_scale=spec.input_scale,
+        own=_own_rows(spec, heads) if parts.share.size > 1 else (),
     )
+
+
+def _own_rows(spec: AttentionSpec, heads: Heads) -> Rows:
+    """Return the rows of the heads among q, k, v and the gates of all."""
+    blocks = [(spec.q_size, heads.queries, spec.head_dim), (spec.kv_size, heads.kv, spec.head_dim)]
+    if not spec.values_from_keys:
+        blocks.append((spec.v_size, heads.kv, spec.v_head_dim))
+    if spec.output_gate:
+        blocks.append(blocks[0])
+    own, first = [], 0
+    for size, run, dim in blocks:
+        own.append(range(first + run.start * dim, first + run.stop * dim))
+        first += size
+    return tuple(own)
 
 
 def _gates_last(spec: AttentionSpec) -> Rows:

@@ -6,7 +6,7 @@ Shape letters: T tokens, H hidden size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ class SublayerSpec:
     before: NormSpec | None = None
     after: NormSpec | None = None
     after_eps: float | None = None
+    for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts, eps: float) -> Sublayer:
         """Return the part with its weights, and those of the norms, which have `eps` unless they have their own."""
@@ -51,6 +52,7 @@ class ResidualSpec:
     norm_eps: float
     multiplier: float = 1.0
     scale: str = ""
+    for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> Block:
         return ResidualBlock(self, parts)
@@ -84,6 +86,7 @@ class BranchesSpec:
 
     sublayers: tuple[SublayerSpec, ...]
     norm_eps: float
+    for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> Branches:
         return Branches(self, parts)

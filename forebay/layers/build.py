@@ -16,10 +16,11 @@ from torch import Tensor
 
 from forebay.layers.adapters import Adapters
 from forebay.layers.context import ForwardContext
-from forebay.layers.linear import Linear
+from forebay.layers.linear import GatheredLinear, Linear
 from forebay.layers.params import Change, Rows, Scales, TensorParam, Weights, unchanged
 from forebay.layers.rotary import RopeSpec, RopeTables
 from forebay.ops import Ops
+from forebay.ops.exchange import WHOLE, Share
 from forebay.pools.cache_spec import CacheSpec
 
 
@@ -27,7 +28,7 @@ from forebay.pools.cache_spec import CacheSpec
 class Parts:
     """Inputs of layer construction, passed from one layer to the next. Names of weights are those of the checkpoint
     behind `prefix`; the caches of the layers, `kept`, are the entries of the `CachePool` from number `first` on. Linear
-    layers can have `adapters`; None if none can."""
+    layers can have `adapters`; None if none can. `share` is the rank's part of the model."""
 
     ops: Ops
     weights: Weights
@@ -36,6 +37,7 @@ class Parts:
     prefix: str = ""
     first: int = 0
     adapters: Adapters | None = None
+    share: Share = WHOLE
 
     @property
     def without_adapters(self) -> Parts:
@@ -57,27 +59,44 @@ class Parts:
         scales: Scales = (),
         input_scale: float = 1.0,
         min_bits: int = 4,
+        own: Rows = (),
     ) -> Linear:
         """Layers by name (`.weight` and `.bias` are added) and number of outputs, one below the other, or `rows` of
-        them. The input is multiplied by `input_scale`, and runs of outputs by `scales`."""
+        them. The input is multiplied by `input_scale`, and runs of outputs by `scales`. A rank has the outputs `own` of
+        them; () for all."""
         scales = scales or ((sum(map(len, rows)) if rows else sum(outputs.values()), 1.0),)
         by_input = tuple((size, factor * input_scale) for size, factor in scales)
-        weight = self._joined(outputs, "weight", (in_features,), rows, by_input, min_bits)
-        of_bias = self._joined(outputs, "bias", (), rows, scales) if bias else None
+        weight = self._joined(outputs, "weight", (in_features,), rows, by_input, min_bits, own=own)
+        of_bias = self._joined(outputs, "bias", (), rows, scales, own=own) if bias else None
         adapters = None if self.adapters is None else self.adapters.add(weight)
         return Linear(self.ops, self.weights.linear(weight, of_bias), adapters)
 
+    def gathered(self, name: str, out_features: int, in_features: int, *, bias: bool, scale: float) -> GatheredLinear:
+        """Build one layer below this prefix, whose outputs are multiplied by `scale`. A rank has a run of the outputs,
+        and all ranks get all of them."""
+        own = (self.share.of(out_features, f"outputs of {self.prefix}{name}"),) if self.share.size > 1 else ()
+        scales = ((out_features, scale),)
+        layer = self.linear({name: out_features}, in_features, bias=bias, scales=scales, own=own)
+        return GatheredLinear(layer, self.share.exchange)
+
     def tensor(
-        self, name: str, *shape: int, offset: float = 0.0, float32: bool = False, change: Change = unchanged
+        self,
+        name: str,
+        *shape: int,
+        offset: float = 0.0,
+        float32: bool = False,
+        change: Change = unchanged,
+        own: Rows = (),
     ) -> Tensor:
-        """Load the tensor `name` below this prefix, of the given shape."""
-        param = TensorParam(names=(self.prefix + name,), sizes=shape[:1], inner=shape[1:], offset=offset)
+        """Load the tensor `name` below this prefix, of the given shape, or the entries `own` of it."""
+        param = TensorParam(names=(self.prefix + name,), sizes=shape[:1], inner=shape[1:], offset=offset, own=own)
         return self.weights.tensor(param, float32=float32, change=change)
 
-    def stacked(self, names: Iterable[str], size: int) -> Tensor:
-        """Load vectors of the same size, one below the other: [N, size]."""
+    def stacked(self, names: Iterable[str], size: int, own: Rows = ()) -> Tensor:
+        """Load vectors of the same size, one below the other, [N, size], or the vectors `own` of them."""
         names = tuple(f"{self.prefix}{name}" for name in names)
-        param = TensorParam(names=names, sizes=(size,) * len(names))
+        entries = tuple(range(run.start * size, run.stop * size) for run in own)
+        param = TensorParam(names=names, sizes=(size,) * len(names), own=entries)
         return self.weights.tensor(param, change=lambda values: values.view(-1, size))
 
     def values(self, name: str, *shape: int) -> Tensor:
@@ -128,11 +147,13 @@ class Parts:
         rows: Rows = (),
         scales: Scales = (),
         min_bits: int = 16,
+        *,
+        own: Rows = (),
     ) -> TensorParam:
         names = tuple(f"{self.prefix}{name}.{kind}" for name in sizes)
         scales = scales if any(factor != 1.0 for _, factor in scales) else ()
         sized = tuple(sizes.values())
-        return TensorParam(names=names, sizes=sized, inner=inner, rows=rows, scales=scales, min_bits=min_bits)
+        return TensorParam(names=names, sizes=sized, inner=inner, rows=rows, own=own, scales=scales, min_bits=min_bits)
 
 
 class Part(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -40,6 +41,7 @@ class PerLayerInputsSpec:
     norm: TensorParam
     norm_eps: float
     hidden_size: int
+    for_ranks: ClassVar[bool] = True
 
     @property
     def size(self) -> int:
@@ -78,6 +80,7 @@ class PerLayerGateSpec:
     layer: int
     size: int
     hidden_size: int
+    for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> PerLayerGate:
         return PerLayerGate(self, parts)

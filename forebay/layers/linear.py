@@ -9,6 +9,7 @@ from torch import Tensor
 
 from forebay.layers.context import ForwardContext
 from forebay.ops import LinearWeight, Ops
+from forebay.ops.exchange import Exchange
 from forebay.ops.reference.adapters import AdapterTable
 
 
@@ -32,3 +33,21 @@ class Linear:
     def of(self, x: Tensor) -> Tensor:
         """x [T, K] -> [T, N], outside of a decoder's step, without adapters."""
         return self._ops.linear.apply(x, self.weight)
+
+
+class GatheredLinear:
+    """A linear layer of which each rank has a part of the outputs: all ranks get all of them."""
+
+    __slots__ = ("_exchange", "_layer")
+
+    def __init__(self, layer: Linear, exchange: Exchange) -> None:
+        self._layer, self._exchange = layer, exchange
+
+    @property
+    def weight(self) -> LinearWeight:
+        """Return the part of this rank."""
+        return self._layer.weight
+
+    def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
+        """x [T, K] -> [T, N]."""
+        return self._exchange.gather(self._layer(ctx, x))

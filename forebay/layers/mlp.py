@@ -60,6 +60,11 @@ class MlpSpec:
     deviations: float | None = None
     xielu: Xielu | None = None
 
+    @property
+    def for_ranks(self) -> bool:
+        """See `models/shares.py`. `deviations` are of all outputs of a token."""
+        return self.deviations is None
+
     def build(self, parts: Parts) -> Mlp:
         return Mlp(self, parts)
 
@@ -69,20 +74,23 @@ class Mlp:
 
     def __init__(self, spec: MlpSpec, parts: Parts) -> None:
         parts = parts.within(spec.name)
-        self._activate = _activation(spec, parts)
+        self._activate, self._exchange = _activation(spec, parts), parts.share.exchange
         (*before, down), size, hidden_size = spec.names, spec.intermediate_size, spec.hidden_size
         up = 0 if spec.activation in _UNGATED else size
+        inside = parts.share.of(size, f"inner outputs of {parts.prefix.removesuffix('.')}")
+        own = (inside, range(size + inside.start, size + inside.stop)) if up else (inside,)
         self.before = parts.linear(
             dict.fromkeys(before, (size + up) // len(before)),
             hidden_size,
             bias=spec.bias,
             scales=((size, spec.gate_scale), (up, 1.0)),
+            own=own if parts.share.size > 1 else (),
         )
-        self.down = parts.linear({down: hidden_size}, size, bias=spec.bias, scales=((hidden_size, spec.scale),))
+        self.down = parts.gathered(down, hidden_size, size, bias=spec.bias, scale=spec.scale)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """down(activation(gate(x)) * up(x)), or down(activation(up(x))): x [T, H] -> [T, H]."""
-        return self.down(ctx, self._activate(self.before(ctx, x)))
+        return self.down(ctx, self._exchange.gather(self._activate(self.before(ctx, x))))
 
 
 def _activation(spec: MlpSpec, parts: Parts) -> Callable[[Tensor], Tensor]:

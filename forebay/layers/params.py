@@ -31,6 +31,7 @@ class TensorParam:
     """Checkpoint tensors `names` joined along their first dimension, `sizes` long each; `inner` is the rest of it.
 
     `rows` of the joined tensor make up the weight: so a step finds side by side the rows that a family interleaves.
+    `own` are those of them, in their order, that a rank has; () for all.
     `offset` is added to every entry when it is loaded: some families store norm weights as differences from 1. `scales`
     are runs of rows, all of them or none, and the factor of each when it is loaded: so a constant multiplier of a
     layer's input or output costs nothing in a step. `min_bits` are the fewest bits that may hold it: 4 or 8 for a
@@ -42,6 +43,7 @@ class TensorParam:
     sizes: tuple[int, ...]
     inner: tuple[int, ...] = ()
     rows: Rows = ()
+    own: Rows = ()
     offset: float = 0.0
     scales: Scales = ()
     min_bits: int = 16
@@ -50,7 +52,9 @@ class TensorParam:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (sum(map(len, self.rows)) if self.rows else sum(self.sizes), *self.inner)
+        """Return the shape of the weight, of this rank's part if there are ranks."""
+        kept = self.own or self.rows
+        return (sum(map(len, kept)) if kept else sum(self.sizes), *self.inner)
 
     @property
     def joined_shape(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ Shape letters: T tokens, H hidden size.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -20,6 +21,7 @@ class ScalarGateSpec:
     gate: str
     part: PartSpec
     hidden_size: int
+    for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> ScalarGate:
         return ScalarGate(self, parts)

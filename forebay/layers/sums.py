@@ -6,6 +6,7 @@ Shape letters: T tokens, H hidden size.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,6 +20,7 @@ class SumSpec:
 
     first: PartSpec
     second: PartSpec
+    for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> Sum:
         return Sum(self, parts)

@@ -29,6 +29,7 @@ from forebay.models.loader import Loader, Progress, check_names
 from forebay.models.network import Network, NetworkSpec, build_network
 from forebay.models.text_encoder import TextEncoderSpec
 from forebay.ops import Ops
+from forebay.ops.exchange import WHOLE, Share
 
 __all__ = ["AdapterSlots", "Model", "Needs", "adapter_of", "check_adapter", "describe", "load", "needs_of"]
 
@@ -67,9 +68,16 @@ def describe(config: ModelConfig, *, draft_head: bool = False) -> NetworkSpec:
     return replace(spec, draft_head=described.draft_head(config))
 
 
-def needs_of(config: ModelConfig, *, draft_head: bool = False, adapters: AdapterSlots | None = None) -> Needs:
-    """Return the weights of the model, and the caches of its layers, with this room for adapters; see `describe`."""
-    return dry_build(describe(config, draft_head=draft_head), adapters)
+def needs_of(
+    config: ModelConfig,
+    *,
+    draft_head: bool = False,
+    adapters: AdapterSlots | None = None,
+    share: Share = WHOLE,
+) -> Needs:
+    """Return the weights of the model, or of a rank's share, and the caches of its layers, with this room for adapters;
+    see `describe`. Raises ConfigError if the model is not built for ranks, or they cannot divide it."""
+    return dry_build(describe(config, draft_head=draft_head), adapters, share)
 
 
 def adapter_of(folder: Path, config: ModelConfig, *, layers: Mapping[str, Shape], max_rank: int) -> Adapter:
@@ -119,19 +127,20 @@ def load(
     draft_head: bool = False,
     first_entry: int = 0,
     adapters: AdapterSlots | None = None,
+    share: Share = WHOLE,
 ) -> Network:
     """Read the weights tensor by tensor, in `dtype` or in the codes of `quantization`, into the form that `ops` reads
     fastest.
 
     Positions below `context_length` (None: all that the configuration has) can be used. `progress(done, total)` is
-    called with bytes of the result. With its `draft_head` the checkpoint was opened, too. `first_entry` and `adapters`:
-    see `Model`. Raises ModelError, before anything is read, if a weight is missing, unused or of another shape than the
-    configuration has, and if the context is longer than the model's.
+    called with bytes of the result. With its `draft_head` the checkpoint was opened, too. `first_entry`, `adapters` and
+    `share`: see `Model`. Raises ModelError, before anything is read, if a weight is missing, unused or of another shape
+    than the configuration has, and if the context is longer than the model's. Raises ConfigError as `needs_of`.
     """
     spec = describe(checkpoint.config, draft_head=draft_head)
     if draft_head and not checkpoint.num_draft_heads:
         raise ModelError(f"{checkpoint.path}: no draft head (MTP, NextN) is in these files: {_NO_HEAD}")
-    params = dry_build(spec).params
+    params = dry_build(spec, share=share).params
     check_names(checkpoint, params)
     num_positions = spec.max_positions if context_length is None else context_length
     if not 1 <= num_positions <= spec.max_positions:
@@ -141,4 +150,6 @@ def load(
     weights = Loader(
         checkpoint, params, ops=ops, dtype=dtype, device=device, progress=progress, quantization=quantization
     )
-    return build_network(spec, ops, weights, num_positions=num_positions, first_entry=first_entry, adapters=adapters)
+    return build_network(
+        spec, ops, weights, num_positions=num_positions, first_entry=first_entry, adapters=adapters, share=share
+    )

@@ -30,6 +30,7 @@ from forebay.layers.rotary import RopeSpec, RopeTables
 from forebay.layers.routing import RouterSpec
 from forebay.layers.streams import StreamsSpec
 from forebay.ops import Gating, Ops, Scoring
+from forebay.ops.exchange import WHOLE, Share
 from forebay.pools.cache_spec import CacheSpec
 
 Names = tuple[str | None, str | None]
@@ -187,7 +188,7 @@ class Model:
     `held_bytes` divides `weight_bytes`, which excludes the overhead of packing, by form: `bfloat16`, `8 bits`, `4
     bits`. `numbers` are weights that recorded steps contain as constants, in order. Its caches are the entries of the
     `CachePool` from number `first_entry` on. `adapters` None: no layer can have one. `mrope`: layers rotate by
-    `ForwardContext.rope_positions`.
+    `ForwardContext.rope_positions`. A rank has its `share` of layers, embedding and head.
     """
 
     generates = True
@@ -201,6 +202,7 @@ class Model:
         num_positions: int,
         first_entry: int = 0,
         adapters: AdapterSlots | None = None,
+        share: Share = WHOLE,
     ) -> None:
         self._spec = spec
         self._ops = ops
@@ -209,15 +211,17 @@ class Model:
         self.weight_bytes = sum(weights.held_bytes.values())
         self.adapters = None if adapters is None else Adapters(adapters, ops.memory, weights.device)
         ropes = RopeTables(num_positions, weights.device, ops.memory)
-        parts = Parts(ops, weights, ropes, first=first_entry, adapters=self.adapters)
-        table = weights.table(spec.embedding)
+        parts = Parts(ops, weights, ropes, first=first_entry, adapters=self.adapters, share=share)
+        vocab_size, hidden_size = spec.embedding.shape
+        self._exchange, self._vocab_size, self._per_rank = share.exchange, vocab_size, share.padded(vocab_size)
+        own = share.own_padded(vocab_size)
+        table = weights.table(replace(spec.embedding, own=own))
         self._embedding = lookup(parts, table)
         self._embedding_norm = parts.ones(self.hidden_size) if spec.embedding_norm else None
         self._per_layer = None if spec.per_layer is None else spec.per_layer.build(parts)
         if not spec.tied:
-            vocab_size, hidden_size = spec.embedding.shape
             head = parts.without_adapters.linear(
-                {"lm_head": vocab_size}, hidden_size, bias=spec.head_bias, min_bits=HEAD_BITS
+                {"lm_head": vocab_size}, hidden_size, bias=spec.head_bias, min_bits=HEAD_BITS, own=own
             )
             self._head = head.weight
         else:
@@ -278,7 +282,8 @@ class Model:
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """input_ids [T] int64 -> [T, H], as the first layer is given them."""
-        x = self._embedding(input_ids)
+        exchange, per_rank = self._exchange, self._per_rank
+        x = exchange.rows(self._embedding(exchange.places(input_ids, per_rank)), input_ids, per_rank)
         if self._spec.embedding_scale != 1.0:
             self._ops.elementwise.scale_(x, self._spec.embedding_scale)
         if self._embedding_norm is not None:
@@ -286,9 +291,9 @@ class Model:
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, H] -> [N, V] float32."""
+        """hidden [N, H] -> [N, V] float32; at ranks other than 0 zeros."""
         ops, spec = self._ops, self._spec
-        logits = ops.linear.apply_f32(hidden, self._head)
+        logits = self._exchange.collect(ops.linear.apply_f32(hidden, self._head), self._vocab_size)
         if spec.logits_scale != 1.0:
             ops.elementwise.scale_(logits, spec.logits_scale)
         return ops.elementwise.softcap_(logits, spec.logits_cap) if spec.logits_cap else logits

@@ -19,6 +19,7 @@ from forebay.layers.adapters import AdapterSlots
 from forebay.layers.params import Change, TensorParam, Weights, unchanged
 from forebay.models.network import Network, NetworkSpec, build_network
 from forebay.ops import LinearWeight, Ops
+from forebay.ops.exchange import WHOLE, Share
 from forebay.pools.cache_spec import CacheSpec
 
 _MOST_ELEMENTS = 1 << 56  # torch counts bytes in 63 bits
@@ -40,11 +41,14 @@ class Needs:
         return tuple(spec for kept in self.kept_by_block for spec in kept)
 
 
-def dry_build(spec: NetworkSpec, adapters: AdapterSlots | None = None) -> Needs:
-    """Reads nothing and takes no memory for weights. ModelError where there could be no such tensor."""
+def dry_build(spec: NetworkSpec, adapters: AdapterSlots | None = None, share: Share = WHOLE) -> Needs:
+    """Reads nothing and takes no memory for weights. ModelError where there could be no such tensor, ConfigError where
+    ranks cannot have such a `share`."""
     built: list[Network] = []
     params = asked_by(
-        lambda ops, weights: built.append(build_network(spec, ops, weights, num_positions=1, adapters=adapters))
+        lambda ops, weights: built.append(
+            build_network(spec, ops, weights, num_positions=1, adapters=adapters, share=share)
+        )
     )
     (model,) = built
     if model.adapters is None:

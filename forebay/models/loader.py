@@ -141,7 +141,9 @@ class Loader:
             result = torch.cat([result[rows.start : rows.stop : rows.step] for rows in param.rows])
         if changed:
             _change(result, param)
-            result = result.to(dtype)
+        if param.own:
+            result = torch.cat([result[rows.start : rows.stop] for rows in param.own])
+        result = result.to(dtype)
         self._report(param)
         return result
 

@@ -12,8 +12,10 @@ from forebay.layers.adapters import Adapters, AdapterSlots
 from forebay.layers.context import ForwardContext
 from forebay.layers.params import Weights
 from forebay.models.decoder import DecoderSpec, Model
+from forebay.models.shares import check_for_ranks
 from forebay.models.text_encoder import TextEncoder, TextEncoderSpec
 from forebay.ops import Ops
+from forebay.ops.exchange import WHOLE, Share
 from forebay.pools.cache_spec import CacheSpec
 
 NetworkSpec = DecoderSpec | TextEncoderSpec
@@ -69,8 +71,14 @@ def build_network(
     num_positions: int,
     first_entry: int = 0,
     adapters: AdapterSlots | None = None,
+    share: Share = WHOLE,
 ) -> Network:
-    """Return the model that `spec` describes with its weights; see `Model`."""
+    """Return the model that `spec` describes with its weights, or a rank's share of it; see `Model`. Raises ConfigError
+    if it is not built for ranks, or they cannot divide it."""
+    if share.size > 1:
+        check_for_ranks(spec)
     if isinstance(spec, TextEncoderSpec):
         return TextEncoder(spec, ops, weights, num_positions=num_positions)
-    return Model(spec, ops, weights, num_positions=num_positions, first_entry=first_entry, adapters=adapters)
+    return Model(
+        spec, ops, weights, num_positions=num_positions, first_entry=first_entry, adapters=adapters, share=share
+    )

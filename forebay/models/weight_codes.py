@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from forebay.base.errors import ModelError
 from forebay.formats.file_array import Array
 from forebay.formats.held_format import held_format
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantize import quantize_into, unwritten
 from forebay.formats.quantized import (
     HEAD_BITS,
+    PANEL,
     CodeFormat,
     GroupQuantized,
     Order,
@@ -20,7 +22,7 @@ from forebay.formats.quantized import (
     stored_codes,
 )
 from forebay.formats.stored_tensor import StoredTensor
-from forebay.layers.params import TensorParam
+from forebay.layers.params import Rows, TensorParam
 
 Round = Callable[[Array, GroupQuantized, int], None]
 """`LinearOps.quantize_into`."""
@@ -39,11 +41,20 @@ def codes_of(
         [codes_of_part(tensors[name], quantization, param.min_bits, round_into) for name in param.names]
     )
     if codes is not None and param.rows:
-        codes = codes.rows(np.concatenate([np.arange(rows.start, rows.stop, rows.step) for rows in param.rows]))
+        codes = codes.rows(_order(param.rows))
     if codes is not None and param.scales:
         factors = np.concatenate([np.full(rows, factor, np.float32) for rows, factor in param.scales])
         codes = codes.scaled(factors)
-    return codes if codes is not None and codes.packs else None
+    if codes is None or not codes.packs:
+        return None
+    part = codes.rows(_order(param.own)) if param.own else codes
+    if not part.packs:
+        raise ModelError(f"{param.names[0]}: this number of ranks cuts within {PANEL} outputs of different formats")
+    return part
+
+
+def _order(rows: Rows) -> Order:
+    return np.concatenate([np.arange(run.start, run.stop, run.step) for run in rows])
 
 
 def stays_bfloat16(param: TensorParam, tensors: Mapping[str, StoredTensor]) -> bool:

@@ -8,7 +8,7 @@ Shape letters: T tokens, N outputs of all ranks together, H hidden size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import torch
@@ -83,6 +83,9 @@ class Alone(Exchange):
         return
 
 
+ALONE: Final = Alone()
+
+
 class GroupExchange(Exchange):
     """The reference: exchanges through a process group of torch.distributed (gloo), which raises if a rank ends."""
 
@@ -138,21 +141,36 @@ class Share:
 
     rank: int = 0
     size: int = 1
-    exchange: Exchange = field(default_factory=Alone)
+    exchange: Exchange = ALONE
 
     def of(self, count: int, what: str) -> range:
         """Return which of `count` equal things are this rank's. Raises ConfigError if they cannot be divided."""
         if count % self.size:
-            near = max(size for size in range(1, self.size) if count % size == 0)
+            near = max(size for size in range(1, self.size) if count % size == 0)  # at least 1
             raise ConfigError(
                 f"{self.size} ranks cannot divide {count} {what}: the nearest number of ranks that can is {near}"
             )
         each = count // self.size
         return range(self.rank * each, (self.rank + 1) * each)
 
+    def with_copies(self, count: int, what: str) -> range:
+        """Return as `of`; if there are fewer things than ranks, several ranks have the same one."""
+        if count >= self.size or self.size % count:
+            return self.of(count, what)
+        return range(self.rank * count // self.size, self.rank * count // self.size + 1)
+
     def padded(self, count: int) -> int:
         """Return how many of `count` rows of a table each rank has; the last ones may have fewer."""
         return -(-count // self.size)
+
+    def own_padded(self, count: int) -> tuple[range, ...]:
+        """Return this rank's rows of a table of `count`, `padded` of them: the last row fills up what is missing. ()
+        for all."""
+        if self.size == 1:
+            return ()
+        each = self.padded(count)
+        rows = range(min(self.rank * each, count), min((self.rank + 1) * each, count))
+        return (rows, *[range(count - 1, count)] * (each - len(rows)))
 
 
 WHOLE: Final = Share()

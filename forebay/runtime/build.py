@@ -16,6 +16,7 @@ from forebay.models.assistant import Assistant
 from forebay.models.drafter import Drafter
 from forebay.models.network import Network
 from forebay.ops import Ops
+from forebay.ops.exchange import ALONE, Exchange
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import CacheSpec
 from forebay.pools.mover import Mover
@@ -54,12 +55,14 @@ def build_runner(
     take_masks: Callable[[int], I32] = no_masks,
     encodings: Encodings | None = None,
     make_tiers: Callable[[Mover], Mapping[str, TierStore]] = lambda mover: {},
+    exchange: Exchange = ALONE,
 ) -> ModelRunner:
     """Allocate the pools that `memory.division` sized, for what the model's layers keep, and a runner over them.
 
     `graphs` None: what fits the ops and the device; `graph_sizes` () : the default batch sizes; `regions` None: some of
     its own. `max_num_tokens` is the most tokens of one step, `width` the most that a decode computes; the drafts among
-    them are the `drafter`'s, `assistant`'s or `draft_model`'s, else of the plans. Sets torch's threads of the process:
+    them are the `drafter`'s, `assistant`'s or `draft_model`'s, else of the plans. `exchange` is that of the model's
+    share, through which other ranks get the tokens that rank 0 chooses. Sets torch's threads of the process:
     one beside the native ops, whose own threads would otherwise compete with torch's for the cores.
     """
     torch.set_num_threads(ops.num_threads if ops.name == "torch" else 1)
@@ -74,7 +77,7 @@ def build_runner(
     own["taps"] = () if drafter is None else drafter.taps
     own["proposer"] = _proposer(drafter, assistant, draft_model, limits, sizes=graph_sizes, backend=graphs)
     own["make_tiers"] = make_tiers
-    return ModelRunner(model, ops, cache=cache, rows=rows, take_masks=take_masks, **own)
+    return ModelRunner(model, ops, cache=cache, rows=rows, take_masks=take_masks, exchange=exchange, **own)
 
 
 def _make_rows(sizes: PoolSizes, width: int, regions: Regions, *, adapters: bool, mrope: bool) -> RequestRows:

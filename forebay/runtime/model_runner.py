@@ -17,6 +17,7 @@ from forebay.base.sampling import DRAWS
 from forebay.memory.slots import PAD
 from forebay.models.network import Network
 from forebay.ops import Ops
+from forebay.ops.exchange import ALONE, Exchange
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.mover import Mover
 from forebay.pools.request_rows import RequestRows
@@ -87,12 +88,14 @@ class ModelRunner:
         take_masks: Callable[[int], I32] = no_masks,
         encodings: Encodings | None = None,
         make_tiers: Callable[[Mover], Mapping[str, TierStore]] = lambda mover: {},
+        exchange: Exchange = ALONE,
     ) -> None:
         self.cache, self.rows, self.encodings, width = cache, rows, encodings, 1 + rows.draft_tokens.shape[1]
         self._model, self._ops = model, ops
         self._vocab_size, self._max_num_tokens = vocab_size, max_num_tokens
         self._bounds = self._pool_bounds(width)
-        self._forward = Forward(model, ops, rows, cache, taps, encodings)
+        self._exchange = exchange
+        self._forward = Forward(model, ops, rows, cache, taps, encodings, exchange)
         self.proposer = None if proposer is None else proposer(self._forward)
         self.mover = cache.mover
         self.inputs = StepInputs(
@@ -113,7 +116,7 @@ class ModelRunner:
         self._options = RowOptions(rows.num_rows)
         self._penalties = Penalties(vocab_size, rows.last_tokens.device)
         self._take_masks = take_masks
-        self._chooser = Chooser(ops, rows, self._penalties)
+        self._chooser = Chooser(ops, rows, self._penalties, exchange)
         self._pooler = Pooler(model.logits)
         totals = {kind.name: kind.counts for kind in self._forward.kinds if kind.counts is not None}
         self._totals, self._counted = [*totals.values()], {name: len(each) for name, each in totals.items()}
@@ -165,13 +168,14 @@ class ModelRunner:
         return Step(plan, inputs, sampling, masked, scored, lost)
 
     def _run(self, step: Step, shape: StepShape) -> LaunchedStep:
-        """Run the model, choose tokens, and send them to the host."""
+        """Run the model, choose tokens, and send them to the host. Raises EngineError if another rank has ended."""
         plan, sampling, computed = step.plan, step.sampling, shape.run(step)
         chunks, vectors = self._of_prompts(step, computed.hidden) if computed.hidden else ((), None)
         chosen = computed.greedy
         if step.masked or sampling.not_greedy:
             chosen = self._chooser.choose(step, shape, computed)
         shape.settle()
+        self._exchange.check()
         launched = LaunchedStep(
             self._vocab_size,
             token_ids=self._to_host(shape.outcome(chosen, step, computed)),

@@ -16,6 +16,7 @@ from forebay.layers.context import ForwardContext, PictureRows
 from forebay.memory.kv_allocator import KV
 from forebay.models.network import Network
 from forebay.ops import Ops
+from forebay.ops.exchange import ALONE, Exchange
 from forebay.ops.reference.accept import Known
 from forebay.ops.reference.attention import PagedKv
 from forebay.ops.reference.steps import Pages, Placement
@@ -88,7 +89,7 @@ class Decoded(NamedTuple):
 
 class Forward:
     """`taps`: what of the model a proposer is fed with, see `Model.tapped`. `encodings`: of pictures, None for a model
-    without an encoder."""
+    without an encoder. All ranks of `exchange` go on with the tokens of rank 0."""
 
     def __init__(
         self,
@@ -98,7 +99,9 @@ class Forward:
         cache: CachePool,
         taps: tuple[int, ...] = (),
         encodings: Encodings | None = None,
+        exchange: Exchange = ALONE,
     ) -> None:
+        self._exchange = exchange
         self.model, self.ops, self.rows, self.cache, self._taps = model, ops, rows, cache, taps
         self.encodings = encodings
         self.kinds = make_device_kinds(cache, ops, rows)
@@ -160,7 +163,10 @@ class Forward:
     def greedy(self, hidden: Tensor) -> GreedyTokens:
         """Behind hidden [N, H]."""
         logits = self.model.logits(hidden)
-        return GreedyTokens(*self.ops.sampling.argmax_rows(logits), logits)
+        token_ids, finite = self.ops.sampling.argmax_rows(logits)
+        for of_rank_0 in (token_ids, finite):
+            self._exchange.spread(of_rank_0)
+        return GreedyTokens(token_ids, finite, logits)
 
     def decode(self, tokens: StepTokens, settle: Callable[[GreedyTokens], Tensor]) -> Decoded:
         """Run decodes; `settle` is given what they choose and says how many tokens of each sequence that makes [S]."""
