@@ -144,7 +144,7 @@ class Attention:
         )
         self._norms = _norms(spec, parts, heads)
         self._plain = parts.ones(spec.head_dim) if spec.value_norm else None
-        own = (heads.queries,) if parts.share.size > 1 else ()
+        own = parts.share.part(heads.queries)
         self._gate = parts.linear({"gate_proj": spec.num_heads}, spec.hidden_size, own=own) if spec.head_gate else None
         self._cos_sin = parts.rope(spec.rope) if spec.rope_first and spec.rope is not None else None
         assert self._cos_sin is None or spec.rope is None or spec.rope.sections is None, "M-RoPE before the norms"
@@ -213,27 +213,33 @@ def _norms(spec: AttentionSpec, parts: Parts, heads: Heads) -> tuple[Tensor, ...
     if spec.qk_norm is QkNorm.NONE:
         return ()
     dim, counts = spec.head_dim, (spec.num_heads, spec.num_kv_heads)
-    is_part = parts.share.size > 1
     if spec.qk_norm is QkNorm.PLAIN:
         return parts.ones(dim), parts.ones(dim)
     shapes: dict[QkNorm, list[tuple[int, ...]]] = {
         QkNorm.HEAD: [(dim,), (dim,)],
-        QkNorm.LAYER: [(count, dim) for count in counts],
         QkNorm.FULL: [(count * dim,) for count in counts],
     }
-    own = [(run,) if is_part and spec.qk_norm is QkNorm.LAYER else () for run in heads]
-    if "{}" in spec.norm_names[0]:
+    if spec.qk_norm is QkNorm.LAYER:
         return tuple(
-            parts.stacked((f"{name.format(i)}.weight" for i in range(count)), dim, own=of_rank)
-            for name, count, of_rank in zip(spec.norm_names, counts, own, strict=True)
+            _norms_by_head(spec, parts, name, count, own)
+            for name, count, own in zip(spec.norm_names, counts, heads, strict=True)
         )
     rows = _pair_rows(spec) if spec.interleaved else ()
     assert not (rows and spec.qk_norm is QkNorm.FULL), "a norm of all heads at once with neighbours as rotary pairs"
     change = partial(in_order, rows=rows) if rows else unchanged
     return tuple(
-        parts.tensor(f"{name}.weight", *shape, offset=spec.norm_offset, change=change, own=of_rank)
-        for name, shape, of_rank in zip(spec.norm_names, shapes[spec.qk_norm], own, strict=True)
+        parts.tensor(f"{name}.weight", *shape, offset=spec.norm_offset, change=change)
+        for name, shape in zip(spec.norm_names, shapes[spec.qk_norm], strict=True)
     )
+
+
+def _norms_by_head(spec: AttentionSpec, parts: Parts, name: str, count: int, heads: range) -> Tensor:
+    """Return the norm's own weight of each of a rank's heads among `count`, [heads, D]."""
+    own, dim = parts.share.part(heads), spec.head_dim
+    if "{}" in name:
+        return parts.stacked((f"{name.format(i)}.weight" for i in range(count)), dim, own)
+    change = partial(in_order, rows=_pair_rows(spec)) if spec.interleaved else unchanged
+    return parts.tensor(f"{name}.weight", count, dim, offset=spec.norm_offset, change=change, own=own)
 
 
 def _qkv(spec: AttentionSpec, parts: Parts, heads: Heads) -> Linear:
@@ -252,11 +258,11 @@ def _qkv(spec: AttentionSpec, parts: Parts, heads: Heads) -> Linear:
         rows=_gates_last(spec) if within_q else _halves(spec) if spec.interleaved else (),
         scales=(*scales, (q, 1.0)) if spec.output_gate else scales,
         input_scale=spec.input_scale,
-        own=_own_rows(spec, heads) if parts.share.size > 1 else (),
+        own=parts.share.part(*_own_rows(spec, heads)),
     )
 
 
-def _own_rows(spec: AttentionSpec, heads: Heads) -> Rows:
+def _own_rows(spec: AttentionSpec, heads: Heads) -> list[range]:
     """Return the rows of the heads among q, k, v and the gates of all."""
     blocks = [(spec.q_size, heads.queries, spec.head_dim), (spec.kv_size, heads.kv, spec.head_dim)]
     if not spec.values_from_keys:
@@ -267,7 +273,7 @@ def _own_rows(spec: AttentionSpec, heads: Heads) -> Rows:
     for size, run, dim in blocks:
         own.append(range(first + run.start * dim, first + run.stop * dim))
         first += size
-    return tuple(own)
+    return own
 
 
 def _gates_last(spec: AttentionSpec) -> Rows:

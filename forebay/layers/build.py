@@ -71,10 +71,12 @@ class Parts:
         adapters = None if self.adapters is None else self.adapters.add(weight)
         return Linear(self.ops, self.weights.linear(weight, of_bias), adapters)
 
-    def gathered(self, name: str, out_features: int, in_features: int, *, bias: bool, scale: float) -> GatheredLinear:
+    def gathered(
+        self, name: str, out_features: int, in_features: int, *, bias: bool = False, scale: float = 1.0
+    ) -> GatheredLinear:
         """Build one layer below this prefix, whose outputs are multiplied by `scale`. A rank has a run of the outputs,
         and all ranks get all of them."""
-        own = (self.share.of(out_features, f"outputs of {self.prefix}{name}"),) if self.share.size > 1 else ()
+        own = self.share.part(self.share.of(out_features, f"outputs of {self.prefix}{name}"))
         scales = ((out_features, scale),)
         layer = self.linear({name: out_features}, in_features, bias=bias, scales=scales, own=own)
         return GatheredLinear(layer, self.share.exchange)

@@ -10,14 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 from torch import Tensor
 
 from forebay.families.mixers import Xielu
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.linear import Linear
+from forebay.layers.experts import ExpertLayers
+from forebay.layers.linear import GatheredLinear
 from forebay.layers.params import TensorParam
 from forebay.layers.routing import Router, RouterSpec
 from forebay.ops import ExpertActivation
@@ -78,13 +79,13 @@ class Mlp:
         (*before, down), size, hidden_size = spec.names, spec.intermediate_size, spec.hidden_size
         up = 0 if spec.activation in _UNGATED else size
         inside = parts.share.of(size, f"inner outputs of {parts.prefix.removesuffix('.')}")
-        own = (inside, range(size + inside.start, size + inside.stop)) if up else (inside,)
+        own = [inside, range(size + inside.start, size + inside.stop)][: 2 if up else 1]
         self.before = parts.linear(
             dict.fromkeys(before, (size + up) // len(before)),
             hidden_size,
             bias=spec.bias,
             scales=((size, spec.gate_scale), (up, 1.0)),
-            own=own if parts.share.size > 1 else (),
+            own=parts.share.part(*own),
         )
         self.down = parts.gathered(down, hidden_size, size, bias=spec.bias, scale=spec.scale)
 
@@ -137,6 +138,7 @@ class MoeSpec:
     norm: TensorParam | None = None
     norm_eps: float = 0.0
     limit: float = 0.0
+    for_ranks: ClassVar[bool] = True
 
     def expert(self, number: int) -> MlpSpec:
         """Return the description of one expert."""
@@ -173,7 +175,7 @@ class Moe:
         before, down = [expert.before.weight for expert in experts], [expert.down.weight for expert in experts]
         clamp = {"alpha": 1.0, "limit": spec.limit, "offset": 0.0} if spec.limit else {}
         activation = ExpertActivation.CLAMPED_SWIGLU if spec.limit else _OF_EXPERTS[spec.activation]
-        self._experts = parts.ops.experts.pack_experts(before, down, activation, **clamp)
+        self._experts = ExpertLayers(parts, before, down, activation, **clamp)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]: each token's experts, weighted as its router says."""
@@ -181,13 +183,13 @@ class Moe:
         if self._norm is not None:
             x = self._ops.norms.rms_norm(x, self._norm, self._eps)
         if self._latent is None:
-            return self._ops.experts.fused_experts(x, self._experts, ids, weights)
+            return self._experts(x, ids, weights)
         into, out_of = self._latent
-        return out_of(ctx, self._ops.experts.fused_experts(into(ctx, x), self._experts, ids, weights))
+        return out_of(ctx, self._experts(into(ctx, x), ids, weights))
 
 
-def _latent(spec: MoeSpec, parts: Parts) -> tuple[Linear, Linear]:
+def _latent(spec: MoeSpec, parts: Parts) -> tuple[GatheredLinear, GatheredLinear]:
     """To the experts' inputs, and from their outputs."""
     bias, outside, inside = spec.latent_bias, spec.router.hidden_size, spec.latent_size
-    into = parts.linear({"fc1_latent_proj": inside}, outside, bias=bias)
-    return into, parts.linear({"fc2_latent_proj": outside}, inside, bias=bias)
+    into = parts.gathered("fc1_latent_proj", inside, outside, bias=bias)
+    return into, parts.gathered("fc2_latent_proj", outside, inside, bias=bias)

@@ -62,6 +62,14 @@ class TensorParam:
         return (sum(self.sizes), *self.inner)
 
     @property
+    def own_entries(self) -> Rows:
+        """Return runs of entries of the joined tensor, flat, that have all that are the rank's; () for all."""
+        if not self.own or self.rows:
+            return ()
+        size = math.prod(self.inner)
+        return tuple(range(rows.start * size, rows.stop * size) for rows in self.own)
+
+    @property
     def num_elements(self) -> int:
         return math.prod(self.shape)
 

@@ -124,19 +124,7 @@ class Loader:
 
     def _read(self, param: TensorParam, dtype: torch.dtype) -> Tensor:
         changed = bool(param.offset or param.scales)
-        result = torch.empty(param.joined_shape, dtype=torch.float32 if changed else dtype, device=self.device)
-        copy = _copy_bound if param.bound else _copy
-        flat, done = result.view(-1), 0
-        for name in param.names:
-            stored = self._checkpoint.tensors[name]
-            for piece in stored.pieces():
-                values = torch.from_numpy(piece).view(-1)
-                source = values.view(torch.bfloat16) if stored.bfloat16 else values
-                target = flat[done : done + len(source)]
-                if not (copy(source, target) if self._uploads is None else self._uploads.send(source, target, copy)):
-                    raise ModelError(f"{self._checkpoint.path}: {name} {NOT_FINITE}")
-                done += len(source)
-        assert done == len(flat), (param.names, done, len(flat))
+        result = self._joined(param, torch.float32 if changed else dtype)
         if param.rows:
             result = torch.cat([result[rows.start : rows.stop : rows.step] for rows in param.rows])
         if changed:
@@ -145,6 +133,25 @@ class Loader:
             result = torch.cat([result[rows.start : rows.stop] for rows in param.own])
         result = result.to(dtype)
         self._report(param)
+        return result
+
+    def _joined(self, param: TensorParam, dtype: torch.dtype) -> Tensor:
+        """Read the parts of a tensor, one below the other. If a rank has some rows of them, the memory of rows far from
+        these is neither read nor written."""
+        result = torch.empty(param.joined_shape, dtype=dtype, device=self.device)
+        copy, own = _copy_bound if param.bound else _copy, param.own_entries
+        flat, done = result.view(-1), 0
+        for name in param.names:
+            stored = self._checkpoint.tensors[name]
+            for piece in stored.pieces():
+                values = torch.from_numpy(piece).view(-1)
+                source = values.view(torch.bfloat16) if stored.bfloat16 else values
+                first, end = _overlap(range(done, done + len(source)), own)
+                part, target = source[first - done : end - done], flat[first:end]
+                if not (copy(part, target) if self._uploads is None else self._uploads.send(part, target, copy)):
+                    raise ModelError(f"{self._checkpoint.path}: {name} {NOT_FINITE}")
+                done += len(source)
+        assert done == len(flat), (param.names, done, len(flat))
         return result
 
     def number(self, param: TensorParam) -> float:
@@ -187,6 +194,15 @@ class Loader:
         own = param.num_elements * self._held_dtype(param).itemsize
         self._done_bytes += own if codes is None else codes.num_bytes
         self._progress(self._done_bytes, self.held_bytes.total())
+
+
+def _overlap(piece: range, own: Sequence[range]) -> tuple[int, int]:
+    """Return the first entry of a piece that is one of `own`, and the one behind the last; own () for all entries."""
+    if not own:
+        return piece.start, piece.stop
+    within = [(max(piece.start, run.start), min(piece.stop, run.stop)) for run in own]
+    found = [(first, end) for first, end in within if first < end]
+    return (min(found)[0], max(end for _, end in found)) if found else (piece.start, piece.start)
 
 
 def _change(values: Tensor, param: TensorParam) -> None:

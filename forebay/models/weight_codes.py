@@ -45,8 +45,11 @@ def codes_of(
     if codes is not None and param.scales:
         factors = np.concatenate([np.full(rows, factor, np.float32) for rows, factor in param.scales])
         codes = codes.scaled(factors)
-    if codes is None or not codes.packs:
-        return None
+    return _part(param, codes) if codes is not None and codes.packs else None
+
+
+def _part(param: TensorParam, codes: StoredCodes) -> StoredCodes:
+    """Return the rows that a rank has. Raises ModelError if these cannot be packed, as those of the whole can."""
     part = codes.rows(_order(param.own)) if param.own else codes
     if not part.packs:
         raise ModelError(f"{param.names[0]}: this number of ranks cuts within {PANEL} outputs of different formats")

@@ -159,6 +159,10 @@ class Share:
             return self.of(count, what)
         return range(self.rank * count // self.size, self.rank * count // self.size + 1)
 
+    def part(self, *own: range) -> tuple[range, ...]:
+        """Return the runs of rows that are this rank's; () if it has all."""
+        return own if self.size > 1 else ()
+
     def padded(self, count: int) -> int:
         """Return how many of `count` rows of a table each rank has; the last ones may have fewer."""
         return -(-count // self.size)

@@ -64,8 +64,8 @@ NORMS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C28 norms of heads are in the order of the heads",
         "layers/attention.py",
-        'parts.stacked((f"{name.format(i)}.weight" for i in range(count)), dim)',
-        'parts.stacked((f"{name.format(i)}.weight" for i in reversed(range(count))), dim)',
+        'parts.stacked((f"{name.format(i)}.weight" for i in range(count)), dim, own)',
+        'parts.stacked((f"{name.format(i)}.weight" for i in reversed(range(count))), dim, own)',
         _PREFILL,
     ),
     Mutant(

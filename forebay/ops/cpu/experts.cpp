@@ -113,6 +113,9 @@ struct Call {
     float alpha;
     float limit;
     float offset;
+
+    long rows() const { return tokens * choices; }
+    Order order() const { return Order(ids, rows(), experts); }
 };
 
 template <class T>
@@ -173,19 +176,31 @@ void combine(Pool& pool, const Call<T>& call, const Order& order, const T* y) {
     });
 }
 
+// inner [rows, intermediate], in the order of the experts; x is memory for [rows, hidden], wide for [rows, width].
 template <class T>
-void fused_experts(Pool& pool, const Call<T>& call) {
-    const long rows = call.tokens * call.choices;
-    const Order order(call.ids, rows, call.experts);
-    const auto memory = std::make_unique_for_overwrite<T[]>(rows * (call.hidden + call.width + call.intermediate));
-    T* x = memory.get();  // and what comes out in the end
-    T* wide = x + rows * call.hidden;
-    T* inner = wide + rows * call.width;
+void inside(Pool& pool, const Call<T>& call, const Order& order, T* x, T* wide, T* inner) {
     gather(pool, call, order, x);
     run_layers(pool, order, call.gate_up, x, wide, call.hidden, call.width);
     activate(pool, call, wide, inner);
-    run_layers(pool, order, call.down, inner, x, call.intermediate, call.hidden);
-    combine(pool, call, order, x);
+}
+
+// y is memory for [rows, hidden].
+template <class T>
+void outside(Pool& pool, const Call<T>& call, const Order& order, const T* inner, T* y) {
+    run_layers(pool, order, call.down, inner, y, call.intermediate, call.hidden);
+    combine(pool, call, order, y);
+}
+
+template <class T>
+void fused_experts(Pool& pool, const Call<T>& call) {
+    const Order order = call.order();
+    const auto memory =
+        std::make_unique_for_overwrite<T[]>(call.rows() * (call.hidden + call.width + call.intermediate));
+    T* x = memory.get();  // and what comes out in the end
+    T* wide = x + call.rows() * call.hidden;
+    T* inner = wide + call.rows() * call.width;
+    inside(pool, call, order, x, wide, inner);
+    outside(pool, call, order, inner, x);
 }
 
 template <class T>
@@ -201,6 +216,7 @@ void linear_heads(Pool& pool, const T* x, long ldx, long head_stride, const Pack
 }  // namespace
 
 // fused_experts: x rows are ldx apart; gate_up and down [experts], ids and weights [rows, choices], out [rows, hidden].
+// experts_inside and experts_outside: the parts of it before and behind `inner` [rows * choices, intermediate].
 // linear_heads: x[row, head] at row * ldx + head * head_stride, layers [heads], out [rows, heads, outputs].
 #define FOREBAY_EXPERTS(T, suffix)                                                                                    \
     void fb_fused_experts_##suffix(Pool* pool, const T* x, long ldx, const PackedLinear* gate_up,                     \
@@ -211,6 +227,27 @@ void linear_heads(Pool& pool, const T* x, long ldx, long head_stride, const Pack
                            rows,  choices, experts, hidden, width, intermediate, static_cast<Activation>(activation), \
                            alpha, limit, offset};                                                                     \
         pool->op([=](Pool& p) { fused_experts(p, call); });                                                           \
+    }                                                                                                                 \
+    void fb_experts_inside_##suffix(Pool* pool, const T* x, long ldx, const PackedLinear* gate_up, const int64_t* ids, \
+                                    T* inner, long rows, long choices, long experts, long hidden, long width,         \
+                                    long intermediate, long activation, float alpha, float limit, float offset) {     \
+        const Call<T> call{x,    ldx,     gate_up, nullptr, ids,   nullptr,      nullptr,                             \
+                           rows, choices, experts, hidden,  width, intermediate, static_cast<Activation>(activation), \
+                           alpha, limit, offset};                                                                     \
+        pool->op([=](Pool& p) {                                                                                       \
+            const auto memory = std::make_unique_for_overwrite<T[]>(call.rows() * (call.hidden + call.width));        \
+            inside(p, call, call.order(), memory.get(), memory.get() + call.rows() * call.hidden, inner);             \
+        });                                                                                                           \
+    }                                                                                                                 \
+    void fb_experts_outside_##suffix(Pool* pool, const T* inner, const PackedLinear* down, const int64_t* ids,        \
+                                     const float* weights, T* out, long rows, long choices, long experts,             \
+                                     long hidden, long intermediate) {                                                \
+        const Call<T> call{nullptr, 0, nullptr, down, ids, weights, out, rows, choices, experts, hidden, 0,           \
+                           intermediate, Activation::kSiluAndMul, 0, 0, 0};                                           \
+        pool->op([=](Pool& p) {                                                                                       \
+            const auto memory = std::make_unique_for_overwrite<T[]>(call.rows() * call.hidden);                       \
+            outside(p, call, call.order(), inner, memory.get());                                                      \
+        });                                                                                                           \
     }                                                                                                                 \
     void fb_linear_heads_##suffix(Pool* pool, const T* x, long ldx, long head_stride, const PackedLinear* layers,     \
                                   T* out, long rows, long heads, long inputs, long outputs) {                         \

@@ -49,6 +49,12 @@ class NativeExperts(Experts):
     def num_experts(self) -> int:
         return len(self.down.weights)
 
+    @property
+    def inner_size(self) -> int:
+        """Outputs of the activation: a part of the inputs of `down` if the experts are a rank's."""
+        ungated = self.activation == _ACTIVATIONS.index(ExpertActivation.RELU2)
+        return self.gate_up.out_features // (1 if ungated else 2)
+
 
 def _options(gating: Gating) -> tuple[int, bool, float, float, float]:
     """Return the kernels' arguments for scores and weights."""
@@ -65,6 +71,7 @@ class NativeExpertOps(ExpertOps):
         self._hash_gating = kernels.bind("fb_hash_gating")
         self._sparse_mixer = kernels.bind("fb_sparse_mixer")
         self._fused_experts = kernels.by_dtype("fb_fused_experts_{}")
+        self._inside, self._outside = (kernels.by_dtype(f"fb_experts_{part}_{{}}") for part in ("inside", "outside"))
         self._linear_heads = kernels.by_dtype("fb_linear_heads_{}")
 
     def topk_gating(
@@ -117,6 +124,25 @@ class NativeExpertOps(ExpertOps):
         self._fused_experts[x.dtype](
             self._pool, x.data_ptr(), x.stride(0), *tables, *chosen, out.data_ptr(), *sizes, *options
         )
+        return out
+
+    def experts_inside(self, x: Tensor, experts: Experts, topk_ids: Tensor) -> Tensor:
+        assert isinstance(experts, NativeExperts), type(experts)
+        (tokens, choices), gate_up, inner = topk_ids.shape, experts.gate_up, experts.inner_size
+        out = x.new_empty(tokens * choices, inner)
+        addresses = gate_up.tables[x.dtype].data_ptr(), topk_ids.data_ptr(), out.data_ptr()
+        sizes = (tokens, choices, experts.num_experts, x.shape[1], gate_up.out_features, inner)
+        options = (experts.activation, experts.alpha, experts.limit, experts.offset)
+        self._inside[x.dtype](self._pool, x.data_ptr(), x.stride(0), *addresses, *sizes, *options)
+        return out
+
+    def experts_outside(self, inner: Tensor, experts: Experts, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        assert isinstance(experts, NativeExperts), type(experts)
+        (tokens, choices), down = topk_ids.shape, experts.down
+        out = inner.new_empty(tokens, down.out_features)
+        addresses = inner.data_ptr(), down.tables[inner.dtype].data_ptr(), topk_ids.data_ptr(), topk_weights.data_ptr()
+        sizes = (tokens, choices, experts.num_experts, down.out_features, down.in_features)
+        self._outside[inner.dtype](self._pool, *addresses, out.data_ptr(), *sizes)
         return out
 
     def pack_heads(self, weights: Sequence[LinearWeight]) -> NativeLayers:

@@ -115,6 +115,8 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_hash_gating": [*([_P] * 6), *([_L] * 5), _F, _F, _F],
     "fb_sparse_mixer": [_P, _P, _P, _P, _L, _L, _F],
     "fb_fused_experts_{}": [_P, _P, _L, _P, _P, _P, _P, _P, *([_L] * 7), _F, _F, _F],
+    "fb_experts_inside_{}": [_P, _P, _L, _P, _P, _P, *([_L] * 7), _F, _F, _F],
+    "fb_experts_outside_{}": [*([_P] * 6), *([_L] * 5)],
     "fb_linear_heads_{}": [_P, _P, _L, _L, _P, _P, _L, _L, _L, _L],
     "fb_rope_and_store_kv_{}_{}": [
         *[_P, _P, _L, _L, _P, _L, _L, _P, _L, _L, _L, _L, _P, _L, _P, _L, _P],

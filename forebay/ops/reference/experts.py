@@ -172,6 +172,29 @@ class ExpertOps:
             per_choice[token, choice] = self._linear.apply(hidden, experts.down[e])
         return (per_choice.float() * topk_weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
 
+    def experts_inside(self, x: Tensor, experts: Experts, topk_ids: Tensor) -> Tensor:
+        """The part of `fused_experts` up to the activation: x [T, H] -> its outputs [T * k, I], in the order of the
+        experts. Ranks have a part of an expert's outputs each, I of them."""
+        assert isinstance(experts, TorchExperts), type(experts)
+        by_expert = [x[torch.where(topk_ids == e)[0]] for e in range(len(experts.down))]
+        inner = [
+            experts.activate(self._linear.apply(rows, weight))
+            for rows, weight in zip(by_expert, experts.gate_up, strict=True)
+        ]
+        return torch.cat(inner)
+
+    def experts_outside(self, inner: Tensor, experts: Experts, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """The rest of `fused_experts` behind the activation, whose outputs are inner [T * k, I] -> [T, N], the outputs
+        that a rank has."""
+        assert isinstance(experts, TorchExperts), type(experts)
+        per_choice = inner.new_zeros(*topk_ids.shape, experts.down[0].out_features)
+        first = 0
+        for e, weight in enumerate(experts.down):
+            token, choice = torch.where(topk_ids == e)
+            per_choice[token, choice] = self._linear.apply(inner[first : first + len(token)], weight)
+            first += len(token)
+        return (per_choice.float() * topk_weights.unsqueeze(-1)).sum(dim=1).to(inner.dtype)
+
     def pack_heads(self, weights: Sequence[LinearWeight]) -> HeadWeights:
         """One layer for each head, all of the same shape. Keeps them."""
         return TorchHeads(tuple(weights))
