@@ -68,9 +68,10 @@ def local_in_loops(sass: str) -> int:
     """Return how many loads and stores of local memory are in innermost loops.
 
     A loop is what lies between a branch back and where it leads, if it loads from the GPU's memory: others wait for a
-    copy or a matrix unit.
+    copy or a matrix unit. Some waits lie behind the end of the kernel and lead back into it, without being loops.
     """
-    instructions = [(int(at, 16), text) for at, text in _INSTRUCTIONS.findall(sass)]
+    body, end, _ = sass.rpartition(" EXIT ;")
+    instructions = [(int(at, 16), text) for at, text in _INSTRUCTIONS.findall(body if end else sass)]
     back = ((_BRANCH.search(text), at) for at, text in instructions)
     loads, local = ([at for at, text in instructions if name.search(text)] for name in (_LOADING, _LOCAL))
     loops = [(int(found[1], 16), at) for found, at in back if found and int(found[1], 16) < at]

@@ -84,7 +84,10 @@ def test_local_in_loops_counts_what_the_innermost_loops_spill_and_not_what_lies_
         /*0060*/ LDL R6, [R1+0x4] ;
         /*0070*/ @P0 BRA 0x30 ;
         /*0080*/ @P2 BRA 0x20 ;
-        /*0090*/ BRA 0x90 ;
+        /*0090*/ EXIT ;
+        /*00a0*/ SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [R4], R5 ;
+        /*00b0*/ @P1 BRA 0x10 ;
+        /*00c0*/ BRA 0xc0 ;
     """
     assert local_in_loops(sass) == 1
     assert local_in_loops(sass.replace("/*0060*/ LDL", "/*0060*/ LDS")) == 0
