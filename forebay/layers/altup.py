@@ -8,7 +8,7 @@ Shape letters: T tokens, N streams, H hidden size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ class AltUpSpec:
     norm_eps: float
     spread: str
     collapse: str
+    for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> AltUpStreams:
         """Return the part with its weights."""
@@ -50,6 +51,7 @@ class LaurelSpec:
     hidden_size: int
     rank: int
     norm_eps: float
+    for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> Laurel:
         """Return the part with its weights."""
@@ -69,6 +71,7 @@ class AltUpBlockSpec:
     gate: PerLayerGateSpec
     gate_norm: TensorParam
     scaled: bool
+    for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> Block:
         """Return the layer with its weights."""

@@ -17,7 +17,7 @@ from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.linear import Linear
 from forebay.layers.paged_attention import PagedAttention
-from forebay.layers.params import Rows, in_order, rows_of_blocks, unchanged
+from forebay.layers.params import Rows, in_order, rows_of_blocks, rows_of_heads, unchanged
 from forebay.layers.rotary import QueryScaleSpec, RopeSpec
 from forebay.ops.exchange import Share
 from forebay.pools.cache_spec import CacheSpec, FullAttention, SlidingWindow
@@ -264,16 +264,12 @@ def _qkv(spec: AttentionSpec, parts: Parts, heads: Heads) -> Linear:
 
 def _own_rows(spec: AttentionSpec, heads: Heads) -> list[range]:
     """Return the rows of the heads among q, k, v and the gates of all."""
-    blocks = [(spec.q_size, heads.queries, spec.head_dim), (spec.kv_size, heads.kv, spec.head_dim)]
+    blocks = [(spec.num_heads, heads.queries, spec.head_dim), (spec.num_kv_heads, heads.kv, spec.head_dim)]
     if not spec.values_from_keys:
-        blocks.append((spec.v_size, heads.kv, spec.v_head_dim))
+        blocks.append((spec.num_kv_heads, heads.kv, spec.v_head_dim))
     if spec.output_gate:
         blocks.append(blocks[0])
-    own, first = [], 0
-    for size, run, dim in blocks:
-        own.append(range(first + run.start * dim, first + run.stop * dim))
-        first += size
-    return own
+    return rows_of_heads(*blocks)
 
 
 def _gates_last(spec: AttentionSpec) -> Rows:

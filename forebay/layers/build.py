@@ -101,9 +101,9 @@ class Parts:
         param = TensorParam(names=names, sizes=(size,) * len(names), own=entries)
         return self.weights.tensor(param, change=lambda values: values.view(-1, size))
 
-    def values(self, name: str, *shape: int) -> Tensor:
-        """To be packed, and not kept."""
-        return self.weights.values(TensorParam(names=(self.prefix + name,), sizes=shape[:1], inner=shape[1:]))
+    def values(self, name: str, *shape: int, own: Rows = ()) -> Tensor:
+        """To be packed, and not kept; the rows `own`, () for all."""
+        return self.weights.values(TensorParam(names=(self.prefix + name,), sizes=shape[:1], inner=shape[1:], own=own))
 
     def number(self, name: str, *, bare: bool = False) -> float:
         """A weight that is one number; 1 if there are only shapes. `bare` as in `TensorParam`."""
@@ -117,14 +117,14 @@ class Parts:
         """For a norm without a weight."""
         return torch.ones(size, dtype=self.weights.dtype, device=self.weights.device)
 
-    def decays(self, *shape: int) -> Tensor:
+    def decays(self, *shape: int, own: Rows = ()) -> Tensor:
         """A = -exp(A_log), float32."""
-        return self.tensor("A_log", *shape, float32=True, change=lambda a_log: -a_log.exp())
+        return self.tensor("A_log", *shape, float32=True, change=lambda a_log: -a_log.exp(), own=own)
 
-    def conv_kernel(self, channels: Mapping[str, int], width: int) -> Tensor:
+    def conv_kernel(self, channels: Mapping[str, int], width: int, own: Rows = ()) -> Tensor:
         """Return the kernel of causal convolutions, given by name (`.weight` is added) and number of channels, one
-        behind the other: [W, C]."""
-        kernel = self._joined(channels, "weight", (1, width))
+        behind the other, or of the channels `own`: [W, C]."""
+        kernel = self._joined(channels, "weight", (1, width), own=own)
         return self.weights.tensor(kernel, change=lambda kernel: kernel.squeeze(1).T.contiguous())
 
     def rope(self, spec: RopeSpec) -> Tensor:

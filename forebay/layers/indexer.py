@@ -9,7 +9,7 @@ Shape letters: T tokens, H hidden size, Q of the queries' latent vector, Hi head
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from torch import Tensor
 
@@ -34,6 +34,7 @@ class IndexerSpec:
     q_rank: int
     index: Index
     rope: RopeSpec
+    for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> Indexer:
         """Return the indexer with its weights."""

@@ -5,7 +5,8 @@ Kimi Linear, arXiv 2510.26692, section 3. Shape letters: T tokens, H hidden size
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from forebay.families.mixers import KimiDelta
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
+from forebay.layers.params import rows_of_heads
 from forebay.layers.states import States
 from forebay.ops.reference.norms import GatedNorm
 from forebay.ops.reference.recurrence import Convolution, DeltaGates
@@ -31,6 +33,7 @@ class KimiDeltaSpec:
     low_rank: bool
     a_log_shape: tuple[int, ...]
     output_name: str = "o_proj"
+    for_ranks: ClassVar[bool] = True
 
     @property
     def gate_rank(self) -> int:
@@ -45,28 +48,35 @@ class KimiDeltaLayer:
     """Kimi delta attention mixer; x [T, H] -> [T, H]."""
 
     def __init__(self, spec: KimiDeltaSpec, parts: Parts) -> None:
-        parts, delta, lowest = parts.within(spec.name), spec.delta, spec.delta.lower_bound
+        parts, share, whole, lowest = parts.within(spec.name), parts.share, spec.delta, spec.delta.lower_bound
+        own = share.of(whole.num_heads, "heads")
+        delta = replace(whole, num_heads=len(own))
         size, heads, dim = delta.size, delta.num_heads, delta.head_dim
-        self._ops, self._delta, self._rank = parts.ops, delta, spec.gate_rank
-        inputs = 6 * size + 2 * spec.gate_rank + heads + 2 * (size + heads)
+        self._ops, self._delta, self._exchange = parts.ops, delta, share.exchange
+        self._rank = spec.gate_rank if spec.low_rank else size
+        inputs = 6 * size + 2 * self._rank + heads + 2 * (size + heads)
         ssm, recent = (heads, dim, dim), RecentInputs(float32=(size, heads), model=(size, size))
         conv = (delta.width - 1, 3 * size)
         self._layer = parts.keep(RecurrentState(conv=conv, ssm=ssm, inputs=inputs, recent=recent))
         decay, gate = ("f_a_proj", "g_a_proj") if spec.low_rank else ("f_proj", "g_proj")
-        outputs = {"q_proj": size, "k_proj": size, "v_proj": size, decay: spec.gate_rank, gate: spec.gate_rank}
-        self._inputs = parts.linear({**outputs, "b_proj": heads}, spec.hidden_size)
-        second = ("f_b_proj", "g_b_proj") if spec.low_rank else ()
-        self._second_layers = tuple(parts.linear({name: size}, dim) for name in second)
-        self._output = parts.linear({spec.output_name: spec.hidden_size}, size)
-        kernel = parts.conv_kernel({f"{part}_conv1d": size for part in "qkv"}, delta.width)
+        outputs = {**{f"{part}_proj": whole.size for part in "qkv"}, decay: spec.gate_rank, gate: spec.gate_rank}
+        of_heads = (whole.num_heads, own, dim)
+        gates = (1, range(1), spec.gate_rank) if spec.low_rank else of_heads
+        rows = rows_of_heads(of_heads, of_heads, of_heads, gates, gates, (whole.num_heads, own, 1))
+        self._inputs = parts.linear({**outputs, "b_proj": whole.num_heads}, spec.hidden_size, own=share.part(*rows))
+        second, own_size = ("f_b_proj", "g_b_proj") if spec.low_rank else (), share.part(*rows[:1])
+        self._second_layers = tuple(parts.linear({name: whole.size}, dim, own=own_size) for name in second)
+        self._output = parts.gathered(spec.output_name, spec.hidden_size, whole.size)
+        kernels = {f"{part}_conv1d": whole.size for part in "qkv"}
+        kernel = parts.conv_kernel(kernels, whole.width, share.part(*rows[:3]))
         self._conv = Convolution(kernel, None, silu=True)
 
         def rates(a_log: Tensor) -> Tensor:
-            rate = a_log.flatten().exp().repeat_interleave(dim)
+            rate = a_log.flatten()[own.start : own.stop].exp().repeat_interleave(dim)
             return rate if lowest else -rate
 
         rate = parts.tensor("A_log", *spec.a_log_shape, float32=True, change=rates)
-        bias = parts.tensor("dt_bias", size, float32=True)
+        bias = parts.tensor("dt_bias", whole.size, float32=True, own=own_size)
         self._gates = DeltaGates(torch.full_like(rate, lowest), bias, rate) if lowest else DeltaGates(rate, bias)
         weight = parts.tensor("o_norm.weight", dim)
         self._norm = GatedNorm(weight, spec.norm_eps, dim, norm_first=True, sigmoid=True)
@@ -88,4 +98,4 @@ class KimiDeltaLayer:
             .run(ops.recurrence.gated_delta_rule, q, k, v, log_decay.view(heads), beta, state.ssm)
             .flatten(1)
         )
-        return self._output(ctx, ops.norms.gated_rms_norm(out, gate, self._norm))
+        return self._output(ctx, self._exchange.gather(ops.norms.gated_rms_norm(out, gate, self._norm)))

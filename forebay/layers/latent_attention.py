@@ -10,6 +10,7 @@ latent vector, Dv of a head's value.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from forebay.layers.context import ForwardContext
 from forebay.layers.indexer import IndexerSpec
 from forebay.layers.linear import Linear
 from forebay.layers.paged_attention import PagedAttention
-from forebay.layers.params import Rows, rows_of_blocks
+from forebay.layers.params import Rows, rows_of_blocks, rows_of_heads
 from forebay.layers.pooled_indexer import PooledIndexerSpec
 from forebay.layers.rotary import QueryScaleSpec, RopeSpec
 from forebay.layers.selection import Selection
@@ -50,6 +51,7 @@ class LatentAttentionSpec:
     shares_selection: bool = False
     output_name: str = "o_proj"
     norm_eps: float = 1e-6
+    for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> LatentAttentionLayer:
         return LatentAttentionLayer(self, parts)
@@ -60,24 +62,29 @@ class LatentAttentionLayer:
 
     def __init__(self, spec: LatentAttentionSpec, parts: Parts) -> None:
         parts, ops, latent, heads = parts.within(spec.name), parts.ops, spec.latent, spec.num_heads
-        self._ops, self._latent, self._heads, self._norm_eps = ops, latent, heads, spec.norm_eps
+        own = parts.share.of(heads, "query heads")
+        self._ops, self._latent, self._heads, self._norm_eps = ops, latent, len(own), spec.norm_eps
+        self._exchange = parts.share.exchange
         self._indexer = None if spec.indexer is None else spec.indexer.build(parts)
         self._shares_selection = spec.shares_selection
         sparse = spec.indexer is not None or spec.shares_selection
         cached = LatentAttention(rank=latent.rank, rope_dim=latent.rope_dim, sparse=sparse)
         self._attend = PagedAttention(parts, parts.keep(cached), scale=spec.scale, query_scale=spec.query_scale)
         self._cos_sin = None if spec.rope is None else parts.rope(spec.rope)
-        self._q_layers = _q_layers(spec, parts)
+        self._q_layers = _q_layers(spec, parts, own)
         self._kv_layer = parts.linear(
             {"kv_a_proj_with_mqa": latent.rank + latent.rope_dim},
             spec.hidden_size,
             bias=spec.bias,
             rows=(range(latent.rank), *_rotary_rows(latent, latent.rank)),
         )
-        self._output = parts.linear({spec.output_name: spec.hidden_size}, heads * latent.value_dim, bias=spec.bias)
-        self._gate = parts.linear({"g_proj": heads}, spec.hidden_size) if spec.head_gate else None
+        self._output = parts.gathered(spec.output_name, spec.hidden_size, heads * latent.value_dim, bias=spec.bias)
+        of_rank = parts.share.part(own)
+        self._gate = parts.linear({"g_proj": heads}, spec.hidden_size, own=of_rank) if spec.head_gate else None
         size = latent.nope_dim + latent.value_dim
-        expansion = parts.values("kv_b_proj.weight", heads * size, latent.rank).view(heads, size, latent.rank)
+        rows = parts.share.part(*rows_of_heads((heads, own, size)))
+        expansion = parts.values("kv_b_proj.weight", heads * size, latent.rank, own=rows)
+        expansion = expansion.view(len(own), size, latent.rank)
         keys, values = torch.split(expansion, [latent.nope_dim, latent.value_dim], dim=1)
         self._into_latent = ops.experts.pack_heads(
             [ops.linear.pack(head) for head in keys.transpose(1, 2).contiguous()]
@@ -101,7 +108,7 @@ class LatentAttentionLayer:
         out = ops.experts.linear_heads(read, self._out_of_latent).flatten(1)
         if self._gate is not None:
             out = ops.elementwise.mul_sigmoid(out, self._gate(ctx, x))
-        return self._output(ctx, out)
+        return self._output(ctx, self._exchange.gather(out))
 
     def _selected(self, ctx: ForwardContext, x: Tensor, q_latent: Tensor) -> Selection | None:
         """Return the tokens that are read; None for all."""
@@ -129,16 +136,18 @@ class LatentAttentionLayer:
         return self._ops.norms.rms_norm(latent, self._kv_norm, self._norm_eps).unsqueeze(1), rope.unsqueeze(1)
 
 
-def _q_layers(spec: LatentAttentionSpec, parts: Parts) -> tuple[Linear, ...]:
-    """From the input to q, of all heads first N dimensions each, then R each."""
+def _q_layers(spec: LatentAttentionSpec, parts: Parts, heads_of_rank: range) -> tuple[Linear, ...]:
+    """From the input to q, of all heads of a rank first N dimensions each, then R each."""
     latent, heads, size = spec.latent, spec.num_heads, spec.latent.nope_dim + spec.latent.rope_dim
     nope = rows_of_blocks(count=heads, block=size, first=0, size=latent.nope_dim)
     rows = (*nope, *(rows for head in range(heads) for rows in _rotary_rows(latent, head * size + latent.nope_dim)))
+    blocks = ((heads, heads_of_rank, dim) for dim in (latent.nope_dim, latent.rope_dim))
+    own = parts.share.part(*rows_of_heads(*blocks))
     if not latent.q_rank:
-        return (parts.linear({"q_proj": heads * size}, spec.hidden_size, rows=rows),)
+        return (parts.linear({"q_proj": heads * size}, spec.hidden_size, rows=rows, own=own),)
     return (
         parts.linear({"q_a_proj": latent.q_rank}, spec.hidden_size, bias=spec.bias),
-        parts.linear({"q_b_proj": heads * size}, latent.q_rank, rows=rows),
+        parts.linear({"q_b_proj": heads * size}, latent.q_rank, rows=rows, own=own),
     )
 
 

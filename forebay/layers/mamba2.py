@@ -6,7 +6,8 @@ size, C channels of the convolution.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from forebay.families.mixers import Mamba2Mixer
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.linear import Linear
+from forebay.layers.params import Rows, rows_of_heads
 from forebay.layers.states import States
 from forebay.ops.reference.norms import GatedNorm
 from forebay.ops.reference.recurrence import Convolution, Scan
@@ -52,6 +54,7 @@ class Mamba2Spec:
     mixer: Mamba2Mixer
     norm: GatedNormSpec | None
     multipliers: Multipliers = Multipliers()
+    for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> Mamba2:
         return Mamba2(self, parts)
@@ -61,24 +64,32 @@ class Mamba2:
     """Mamba-2 mixer; x [T, H] -> [T, H]."""
 
     def __init__(self, spec: Mamba2Spec, parts: Parts) -> None:
-        parts, mixer = parts.within(spec.name), spec.mixer
+        parts, share, whole = parts.within(spec.name), parts.share, spec.mixer
+        own, groups = share.of(whole.num_heads, "heads"), share.with_copies(whole.num_groups, "groups of heads")
+        mixer = replace(whole, num_heads=len(own), num_groups=len(groups))
         heads, channels = mixer.num_heads, mixer.channels
-        self._ops, self._mixer = parts.ops, mixer
+        self._ops, self._mixer, self._exchange = parts.ops, mixer, share.exchange
+        self._cuts_groups = share.size > whole.num_groups
         ssm = (heads, mixer.state_size, mixer.head_dim)
         inputs = mixer.intermediate_size + 2 * channels + heads
         recent = RecentInputs(model=(mixer.intermediate_size, mixer.group_channels, heads))
         conv = (mixer.width - 1, channels)
         self._layer = parts.keep(RecurrentState(conv=conv, ssm=ssm, inputs=inputs, recent=recent))
-        self._inputs = _inputs(spec, parts)
-        scales = ((spec.hidden_size, spec.multipliers.output),)
-        self._output = parts.linear(
-            {"out_proj": spec.hidden_size}, mixer.intermediate_size, bias=mixer.out_bias, scales=scales
+        of_heads, of_groups = (whole.num_heads, own, whole.head_dim), (whole.num_groups, groups, whole.state_size)
+        mixed = share.part(*rows_of_heads(of_heads, of_groups, of_groups))
+        rows = rows_of_heads(of_heads, of_heads, of_groups, of_groups, (whole.num_heads, own, 1))
+        self._inputs = _inputs(spec, parts, share.part(*rows))
+        size, scale = whole.intermediate_size, spec.multipliers.output
+        self._output = parts.gathered("out_proj", spec.hidden_size, size, bias=whole.out_bias, scale=scale)
+        kernel = parts.conv_kernel({"conv1d": whole.channels}, whole.width, mixed)
+        bias = parts.tensor("conv1d.bias", whole.channels, own=mixed) if whole.conv_bias else None
+        self._conv = Convolution(kernel, bias, silu=True)
+        a = parts.decays(whole.num_heads, own=share.part(own))
+        d, dt_bias = (
+            parts.tensor(name, whole.num_heads, float32=True, own=share.part(own)) for name in ("D", "dt_bias")
         )
-        kernel = parts.conv_kernel({"conv1d": channels}, mixer.width)
-        self._conv = Convolution(kernel, parts.tensor("conv1d.bias", channels) if mixer.conv_bias else None, silu=True)
-        a, d = parts.decays(heads), parts.tensor("D", heads, float32=True)
-        self._scan = Scan(a, d, parts.tensor("dt_bias", heads, float32=True), mixer.dt_limit)
-        self._norm = _norm(spec, parts)
+        self._scan = Scan(a, d, dt_bias, whole.dt_limit)
+        self._norm = _norm(spec, parts, () if self._cuts_groups else share.part(*rows[:1]))
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""
@@ -91,20 +102,28 @@ class Mamba2:
         y = y.view(len(x), mixer.num_heads, mixer.head_dim)
         b, c = (part.view(len(x), mixer.num_groups, mixer.state_size) for part in (b, c))
         y = States.of(ctx).run(ops.recurrence.mamba2_scan, y, dt, b, c, self._scan, state.ssm).flatten(1)
-        gated = (
-            ops.elementwise.mul_silu(y, gate) if self._norm is None else ops.norms.gated_rms_norm(y, gate, self._norm)
-        )
-        return self._output(ctx, gated)
+        return self._output(ctx, self._gated(y, gate))
+
+    def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        """Gate y [T, I], a rank's part of it, and norm it; returns those of all ranks. A group that several ranks have
+        is gathered before its norm."""
+        gather, ops = self._exchange.gather, self._ops
+        if self._norm is None:
+            return gather(ops.elementwise.mul_silu(y, gate))
+        if self._cuts_groups:
+            return ops.norms.gated_rms_norm(gather(y), gather(gate), self._norm)
+        return gather(ops.norms.gated_rms_norm(y, gate, self._norm))
 
 
-def _norm(spec: Mamba2Spec, parts: Parts) -> GatedNorm | None:
+def _norm(spec: Mamba2Spec, parts: Parts, own: Rows) -> GatedNorm | None:
     if spec.norm is None:
         return None
-    weight = parts.tensor("norm.weight", spec.mixer.intermediate_size)
-    return GatedNorm(weight, spec.norm.eps, len(weight) // spec.mixer.num_groups, spec.norm.norm_first)
+    size = spec.mixer.intermediate_size
+    weight = parts.tensor("norm.weight", size, own=own)
+    return GatedNorm(weight, spec.norm.eps, size // spec.mixer.num_groups, spec.norm.norm_first)
 
 
-def _inputs(spec: Mamba2Spec, parts: Parts) -> Linear:
+def _inputs(spec: Mamba2Spec, parts: Parts, own: Rows) -> Linear:
     """The gate, what the convolution runs over (x, b, c), and dt."""
     mixer, by = spec.mixer, spec.multipliers
     size, per_group, heads = mixer.intermediate_size, mixer.group_channels, mixer.num_heads
@@ -114,4 +133,5 @@ def _inputs(spec: Mamba2Spec, parts: Parts) -> Linear:
         bias=mixer.bias,
         scales=((size, by.gate), (size, by.x), (per_group, by.b), (per_group, by.c), (heads, by.dt)),
         input_scale=by.inputs,
+        own=own,
     )

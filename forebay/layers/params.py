@@ -96,6 +96,16 @@ def rows_of_blocks(*, count: int, block: int, first: int, size: int) -> Rows:
     return tuple(range(first + i * block, first + i * block + size) for i in range(count))
 
 
+def rows_of_heads(*blocks: tuple[int, range, int]) -> list[range]:
+    """Return the rows of the heads that a rank has. Blocks are one below the other: how many heads a block has, which
+    of them are the rank's, and the rows of a head."""
+    own, first = [], 0
+    for count, heads, size in blocks:
+        own.append(range(first + heads.start * size, first + heads.stop * size))
+        first += count * size
+    return own
+
+
 def unchanged(values: Tensor) -> Tensor:
     """Return the values as they are: the default `Change`."""
     return values

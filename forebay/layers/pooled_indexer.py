@@ -9,7 +9,7 @@ Shape letters: T tokens, H hidden size, Q of the queries' latent vector, Hi head
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from torch import Tensor
 
@@ -32,6 +32,7 @@ class PooledIndexerSpec:
     hidden_size: int
     q_rank: int
     index: PooledIndex
+    for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> PooledIndexer:
         """Return the indexer with its weights."""

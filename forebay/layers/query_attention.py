@@ -6,12 +6,14 @@ Shape letters: T tokens, H hidden size, Hq query heads, D head size.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.paged_attention import PagedAttention
+from forebay.layers.params import rows_of_heads
 from forebay.layers.rotary import RopeSpec
 
 
@@ -32,6 +34,7 @@ class QueryAttentionSpec:
     scale: float
     bias: bool = False
     bidirectional: bool = False
+    for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> QueryAttention:
         return QueryAttention(self, parts)
@@ -42,10 +45,13 @@ class QueryAttention:
 
     def __init__(self, spec: QueryAttentionSpec, parts: Parts) -> None:
         parts, size = parts.within(spec.name), spec.num_heads * spec.head_dim
-        self._spec, self._ops = spec, parts.ops
-        self._queries = parts.linear({"q_proj": size}, spec.hidden_size, bias=spec.bias)
+        self._spec, self._ops, self._exchange = spec, parts.ops, parts.share.exchange
+        heads = parts.share.of(spec.num_heads, "query heads")
+        own = parts.share.part(*rows_of_heads((spec.num_heads, heads, spec.head_dim)))
+        self._num_heads = len(heads)
+        self._queries = parts.linear({"q_proj": size}, spec.hidden_size, bias=spec.bias, own=own)
         self._norm = parts.tensor("q_norm.weight", spec.head_dim)
-        self._output = parts.linear({"o_proj": spec.hidden_size}, size, bias=spec.bias)
+        self._output = parts.gathered("o_proj", spec.hidden_size, size, bias=spec.bias)
         kept_by = parts.first + spec.kept_by
         self._attend = PagedAttention(
             parts,
@@ -58,6 +64,6 @@ class QueryAttention:
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
-        q = self._queries(ctx, x).view(len(x), self._spec.num_heads, self._spec.head_dim)
+        q = self._queries(ctx, x).view(len(x), self._num_heads, self._spec.head_dim)
         q = self._ops.norms.rms_norm(q, self._norm, self._spec.norm_eps)
-        return self._output(ctx, self._attend.read(ctx, q).flatten(1))
+        return self._output(ctx, self._exchange.gather(self._attend.read(ctx, q).flatten(1)))

@@ -6,6 +6,7 @@ Shape letters: T tokens, N streams, H hidden size.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -27,6 +28,7 @@ class StreamsSpec:
     iterations: int
     norm_eps: float
     eps: float
+    for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> Streams:
         """Return the part with its weights."""
@@ -47,6 +49,7 @@ class StreamedSpec:
 
     sublayers: tuple[StreamedSublayerSpec, ...]
     streams: StreamsSpec
+    for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> Block:
         """Return the layer with its weights."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -15,20 +17,20 @@ from forebay.ops.exchange import Share
 from tests.kernels import VARIANTS
 from tests.models.drive import Driver
 from tests.models.ranks import model_of, on_ranks, ops_of_ranks
-from tests.models.tiny import CASES, by_tier, random_ids, shared_tiny
+from tests.models.tiny import CASES, random_ids, shared_tiny
 
 pytestmark = pytest.mark.skipif(not VARIANTS, reason="no native kernels for this CPU")
 
 IDS = random_ids(24, seed=5)
 
 
-def is_built(case: str, size: int) -> bool:
-    """Whether the ranks can have the case's model."""
+def refusal_of(case: str, size: int) -> str:
+    """Why the model of a case cannot be split among so many ranks; "" if it can."""
     try:
         needs_of(open_checkpoint(shared_tiny(case).path).config, share=Share(size=size))
-    except ConfigError:
-        return False
-    return True
+    except ConfigError as error:
+        return error.message
+    return ""
 
 
 def logits_of(model: Model) -> torch.Tensor:
@@ -48,12 +50,40 @@ def check(case: str, *, size: int = 2, quantization: Quantization = Quantization
     assert not any(part.any() for part in others)
 
 
-@pytest.mark.quick(8)
-@pytest.mark.parametrize("case", by_tier(case for case in CASES if not case.endswith("-gguf")))
+# One of each way to split: heads, copies of KV heads, a norm of all heads, experts, latents, groups and recurrences.
+SHORT = (
+    "llama-biases-tied",
+    "llama-one-kv-head",
+    "olmo2",
+    "phi3",
+    "gpt_oss",
+    "qwen3_moe",
+    "deepseek_v3",
+    "deepseek_v32",
+    "qwen3_5_text",
+    "bailing_hybrid",
+    "mamba2",
+    "falcon_h1",
+    "lfm2",
+    "gemma4_text",
+)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("case", SHORT)
 def test_ranks_have_the_logits_of_the_whole_model_to_the_bit(case: str) -> None:
-    if not is_built(case, 2):
-        pytest.skip("not built for ranks")
     check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("case", [case for case in CASES if not case.endswith("-gguf")])
+def test_ranks_of_every_type_have_the_logits_of_the_whole_model_or_are_refused(case: str, size: int) -> None:
+    refusal = refusal_of(case, size)
+    if refusal:
+        assert re.search(r"cannot (divide \d+|be split among ranks, since) \w+", refusal)
+    else:
+        check(case, size=size)
 
 
 @pytest.mark.parametrize("case", ["llama", "olmo2", "qwen3"])
@@ -87,8 +117,8 @@ def test_ranks_that_cannot_divide_the_heads_are_refused_with_the_nearest_number(
 
 
 def test_model_with_parts_that_are_not_built_for_ranks_is_refused_with_their_names() -> None:
-    spec = describe(open_checkpoint(shared_tiny("mamba2").path).config)
-    with pytest.raises(ConfigError, match="Mamba2 is not built for that"):
+    spec = describe(open_checkpoint(shared_tiny("jamba").path).config)
+    with pytest.raises(ConfigError, match="Mamba1 is not built for that"):
         check_for_ranks(spec)
 
 

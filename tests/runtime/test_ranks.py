@@ -122,3 +122,17 @@ def test_ranks_carry_out_the_plans_of_one_with_equal_bits(named: str, monkeypatc
     assert run.counters["cached_tokens"] > 0
     assert (run.counters["retractions_kept"] > 0) == ("host" in named)
     assert (run.counters["replayed_steps"] > 0) == (named != "eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("named", SETTINGS)
+@pytest.mark.parametrize("case", ["gpt_oss", "deepseek_v3", "qwen3_5_text", "falcon_h1", "gemma4_text"])
+def test_ranks_of_other_types_carry_out_the_plans_of_one(
+    case: str, named: str, quantization: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(case, monkeypatch, quantization=quantization, **SETTINGS[named])
+
+
+def test_four_ranks_with_a_recurrence_carry_out_the_plans_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    check("mamba2", monkeypatch, size=4, page_size=4)
