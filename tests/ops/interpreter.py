@@ -26,6 +26,7 @@ _plain_unwrap: Final = core._unwrap_if_constexpr
 _PlainScope: Any = interpreter._LangPatchScope
 _PLAIN: Final = frozenset({core.tensor, core.dtype, core.pointer_type, core.block_type, int, float, bool, str})
 _patched: Final[set[str]] = set()
+_scopes: Final[list[Any]] = []
 _blocks: Final[dict[tuple[str, tuple[int, ...]], tuple[Any, Any, str]]] = {}
 _shapes: Final[dict[tuple[int, ...], tuple[Any, Any]]] = {}
 
@@ -53,10 +54,15 @@ def _interpreted(builtin: Any) -> Any:
 
 
 class _Scope(_PlainScope):
-    """What a kernel has patched, until it is restored."""
+    """What a kernel and the functions that it calls have patched, until it is restored.
+
+    Triton forgets the scopes of functions. What these patched stayed so, and kernels of the process that were compiled
+    later failed, unless Triton's cache had them.
+    """
 
     def restore(self) -> None:
-        super().restore()
+        while _scopes:
+            super(_Scope, _scopes.pop()).restore()
         _patched.clear()
 
 
@@ -73,6 +79,7 @@ def _patch_lang(fn: Any) -> Any:
     if languages <= _patched:
         return _Scope()
     scope = _plain_patch(fn)
+    _scopes.append(scope)
     _patched.update(languages)
     return scope
 

@@ -24,13 +24,14 @@ from tests.ops.recurrences import state_batch
 
 pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
 import triton.language as tl
+from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from forebay.ops.triton import TritonOps, launch
-from forebay.ops.triton.choices import ALL_ROWS, Choice, Choices
+from forebay.ops.triton import launch
 from forebay.ops.triton.launch import Kernel, NotCompiled, variant_key
 from tests.ops.triton_compile import CompilesOnly
+from tests.ops.triton_device import ALL_ROWS, Choice, Choices, TritonOps
 
 INTS = torch.zeros(64, dtype=torch.int32)
 VALUES = [INTS, INTS[1:], INTS[4:], INTS.long(), 0, 1, 2, 16, 24, 1 << 31, 1 << 40, 1.0, 2.0, True, None]
@@ -54,10 +55,11 @@ class Launches(CompilesOnly):
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are compiled instead of interpreted; `driver.set_active` gives them a GPU."""
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Kernels are compiled instead of interpreted; `driver.set_active` gives them a GPU. No earlier run's are found."""
     monkeypatch.setattr(launch, "INTERPRETED", False)
     monkeypatch.setattr(driver, "_active", None)
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path / "triton"))
 
 
 def copy(x, out, n, BLOCK: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
@@ -109,6 +111,16 @@ def test_kernel_launches_the_variant_of_its_arguments_without_triton_s_dispatch(
     ]
     assert [launch[9].storage_offset() for launch in launched] == [0, 1, 1, 16]
     assert [launch[11:] for launch in launched] == [(5, 16), (5, 16), (9, 16), (9, 16)]
+
+
+def test_kernel_compiles_in_a_process_that_interpreted_others(compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as interpreted:
+        interpreted.setattr(launch, "INTERPRETED", True)
+        TritonOps("cpu", 1).norms.rms_norm(torch.ones(3, 64), torch.ones(64), 1e-5)
+    gpu = Launches()
+    driver.set_active(gpu)
+    Kernel(JITFunction(copy))[(1,)](INTS, INTS, 5, BLOCK=16)
+    assert len(gpu.launched) == 1
 
 
 @pytest.mark.parametrize(
