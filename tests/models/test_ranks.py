@@ -102,6 +102,10 @@ def test_ranks_more_than_kv_heads_have_copies_of_these() -> None:
     check("llama", size=4)
 
 
+def test_ranks_more_than_groups_norm_whole_groups() -> None:
+    check("mamba2", size=4)
+
+
 def test_rank_reads_and_keeps_its_part_of_weights_and_caches() -> None:
     config = open_checkpoint(shared_tiny("llama").path).config
     whole, part = (needs_of(config, share=Share(size=size)) for size in (1, 2))

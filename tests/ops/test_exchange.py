@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.base.errors import ConfigError
+from forebay.ops import Ops
 from forebay.ops.exchange import Alone, Exchange, LostRank, Share
 from forebay.ops.native.exchange import SharedExchange, mapped, shared_bytes
 from forebay.ops.native.kernels import Kernels
@@ -119,6 +120,17 @@ def test_exchange_recorded_exchanges_anew_in_each_replay(kernels: Kernels) -> No
         return seen
 
     assert on_each(shared_exchanges([kernels] * 2), run) == [[[v, v, v + 1, v + 1] for v in (10.0, 20.0, 30.0)]] * 2
+
+
+def test_exchange_of_equal_logits_leaves_the_lowest_id_the_most_likely(kernels: Kernels) -> None:
+    def logits_of(exchange: Exchange) -> torch.Tensor:
+        return exchange.collect(torch.tensor([[0.5, 2.0, 1.0]]) + torch.tensor([0.0, 0.0, exchange.rank]), 6)
+
+    for exchanges in (shared_exchanges([kernels] * 2), group_exchanges(2)):
+        first, _ = on_each(exchanges, logits_of)
+        assert first.tolist() == [[0.5, 2.0, 1.0, 0.5, 2.0, 2.0]]
+        for ops in (Ops(1), native_ops(VARIANTS[0], 1)):
+            assert ops.sampling.argmax_rows(first)[0].tolist() == [1]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, None])

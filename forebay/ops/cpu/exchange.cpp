@@ -1,8 +1,8 @@
 // Ranks exchange parts of tensors through memory that their processes share.
 //
-// Exchange n uses buffer n % 2: each rank writes its part, all ranks meet at a barrier, and each reads. A rank writes
-// buffer n % 2 again in exchange n + 2, behind the barrier of n + 1, which no rank reaches before it has read exchange
-// n. So one barrier per exchange is enough.
+// Exchange n uses buffer n % 2 of two: each rank writes its part, all ranks meet at a barrier, and each reads. A rank
+// writes buffer n % 2 again in exchange n + 2, behind the barrier of n + 1, which no rank reaches before it has read
+// exchange n. So one barrier per exchange is enough.
 #include <linux/futex.h>
 #include <poll.h>
 #include <sys/syscall.h>
@@ -27,7 +27,7 @@ struct alignas(kLine) Line {
     std::atomic<uint32_t> value;
 };
 
-// The memory: these lines, one more for each rank, and two buffers of `size` parts. It begins as zeros.
+// The memory: these lines, one more for each rank, and the buffers of `size` parts. It begins as zeros.
 struct Shared {
     Line bell;       // arrivals of all ranks: what a rank sleeps on
     Line sleepers;
@@ -37,14 +37,14 @@ struct Shared {
 
 struct Exchange {
     Shared* shared;
-    int rank, size;
+    int rank, size, buffers;
     long part_bytes;
     std::vector<int> processes;  // pidfds of other ranks, readable once the process has ended
     uint32_t count = 0;          // exchanges so far
 
     char* part(int of) const {
-        char* buffers = reinterpret_cast<char*>(shared->arrived + size);
-        return buffers + ((count % 2) * size + of) * part_bytes;
+        char* memory = reinterpret_cast<char*>(shared->arrived + size);
+        return memory + ((count % buffers) * size + of) * part_bytes;
     }
 
     bool lost() const { return shared->lost.value.load(std::memory_order_relaxed) != 0; }
@@ -105,16 +105,17 @@ struct Exchange {
 
 extern "C" {
 
-Exchange* fb_exchange_create(char* shared, long rank, long size, long part_bytes, const int* processes, long count) {
-    return new Exchange{reinterpret_cast<Shared*>(shared), static_cast<int>(rank), static_cast<int>(size), part_bytes,
-                        std::vector<int>(processes, processes + count)};
+Exchange* fb_exchange_create(char* shared, long rank, long size, long buffers, long part_bytes, const int* processes,
+                             long count) {
+    return new Exchange{reinterpret_cast<Shared*>(shared), static_cast<int>(rank), static_cast<int>(size),
+                        static_cast<int>(buffers), part_bytes, std::vector<int>(processes, processes + count)};
 }
 
 void fb_exchange_destroy(Exchange* exchange) { delete exchange; }
 
 // Bytes of the memory that `size` ranks share.
-long fb_exchange_bytes(long size, long part_bytes) {
-    return static_cast<long>(sizeof(Shared) + size * sizeof(Line)) + 2 * size * part_bytes;
+long fb_exchange_bytes(long size, long buffers, long part_bytes) {
+    return static_cast<long>(sizeof(Shared) + size * sizeof(Line)) + buffers * size * part_bytes;
 }
 
 long fb_exchange_lost(const Exchange* exchange) { return exchange->lost(); }

@@ -14,12 +14,13 @@ from forebay.base.errors import ConfigError
 from forebay.ops.exchange import READER, Exchange, LostRank
 from forebay.ops.native.kernels import Kernels
 
+BUFFERS: Final = 2  # which exchanges use in turn, see cpu/exchange.cpp
 PART_BYTES: Final = 4 << 20  # of a rank in a buffer; a tensor that is larger is exchanged in runs of rows
 
 
 def shared_bytes(kernels: Kernels, size: int, part_bytes: int = PART_BYTES) -> int:
     """Return the bytes of the memory that `size` ranks share; pages that no exchange needs are not touched."""
-    count: int = kernels.bind("fb_exchange_bytes")(size, part_bytes)
+    count: int = kernels.bind("fb_exchange_bytes")(size, BUFFERS, part_bytes)
     return count
 
 
@@ -54,7 +55,7 @@ class SharedExchange(Exchange):
         self._spread = kernels.bind("fb_exchange_spread")
         self._lost, self._end = kernels.bind("fb_exchange_lost"), kernels.bind("fb_exchange_end")
         descriptors = (c_int * len(processes))(*processes)
-        arguments = memory.data_ptr(), rank, size, part_bytes, addressof(descriptors), len(processes)
+        arguments = memory.data_ptr(), rank, size, BUFFERS, part_bytes, addressof(descriptors), len(processes)
         self._address = kernels.create("fb_exchange", self, *arguments)
 
     def gather(self, part: Tensor, width: int | None = None) -> Tensor:

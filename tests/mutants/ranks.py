@@ -1,0 +1,90 @@
+"""Rules of models that are split among ranks; see `tests.mutants`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant
+
+_LOGITS = "models/test_ranks.py::test_ranks_have_the_logits_of_the_whole_model_to_the_bit"
+_PLANS = "runtime/test_ranks.py::test_ranks_carry_out_the_plans_of_one_with_equal_bits"
+
+RANKS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "C28 C31 a buffer of the exchange is not written again before all ranks have read it",
+        "ops/native/exchange.py",
+        "BUFFERS: Final = 2",
+        "BUFFERS: Final = 1",
+        "ops/test_exchange.py::test_exchange_one_after_the_other_never_mixes_two",
+    ),
+    Mutant(
+        "C28 of equal logits of several ranks the token with the lowest id is taken",
+        "ops/reference/sampling.py",
+        "first = (logits == top.unsqueeze(-1)).to(torch.uint8).argmax(dim=-1)",
+        "first = logits.shape[1] - 1 - (logits == top.unsqueeze(-1)).flip(-1).to(torch.uint8).argmax(dim=-1)",
+        "ops/test_exchange.py::test_exchange_of_equal_logits_leaves_the_lowest_id_the_most_likely",
+    ),
+    Mutant(
+        "C28 C31 a norm of all heads is not one of a rank's heads",
+        "layers/attention.py",
+        "self._ops.norms.rms_norm(self._exchange.gather(part), weight, self._spec.norm_eps)",
+        "self._ops.norms.rms_norm(part.repeat(1, len(weight) // part.shape[1]), weight, self._spec.norm_eps)",
+        _LOGITS,
+    ),
+    Mutant(
+        "C28 C31 a group of Mamba-2 that several ranks have is normed as a whole",
+        "layers/mamba2.py",
+        "        self._cuts_groups = share.size > whole.num_groups\n",
+        "        self._cuts_groups = False\n",
+        "models/test_ranks.py::test_ranks_more_than_groups_norm_whole_groups",
+    ),
+    Mutant(
+        "C28 C31 heads of a recurrence have B and C of their own group",
+        "layers/mamba2.py",
+        "(whole.num_groups, groups, whole.state_size)",
+        "(whole.num_groups, range(len(groups)), whole.state_size)",
+        _LOGITS,
+    ),
+    Mutant(
+        "C28 C31 heads of a gated delta net have the key head of their own group",
+        "layers/gated_delta.py",
+        "(whole.num_key_heads, keys, whole.key_head_dim)",
+        "(whole.num_key_heads, range(len(keys)), whole.key_head_dim)",
+        _LOGITS,
+    ),
+    Mutant(
+        "C28 ranks that share a KV head have that of their query heads",
+        "ops/exchange.py",
+        "range(self.rank * count // self.size, self.rank * count // self.size + 1)",
+        "range(0, 1)",
+        "models/test_ranks.py::test_ranks_more_than_kv_heads_have_copies_of_these",
+    ),
+    Mutant(
+        "C28 a token that rank 0 chooses is that of all ranks before the next step reads it",
+        "runtime/steps/forward.py",
+        "        for of_rank_0 in (token_ids, finite):\n            self._exchange.spread(of_rank_0)\n",
+        "",
+        _PLANS,
+    ),
+    Mutant(
+        "C28 a token that rank 0 draws is that of all ranks before the next step reads it",
+        "runtime/steps/chooser.py",
+        "        for of_rank_0 in (chosen.token_ids, chosen.finite):\n            self._exchange.spread(of_rank_0)\n",
+        "",
+        _PLANS,
+    ),
+    Mutant(
+        "C30 a step in which another rank has ended has no result",
+        "ops/native/exchange.py",
+        "        if self._lost(self._address):\n",
+        "        if False:\n",
+        "ops/test_exchange.py::test_exchange_that_is_ended_ends_the_waits_of_the_others",
+    ),
+    Mutant(
+        "C33 a part that does not say that it is built for ranks is not split among them",
+        "models/shares.py",
+        'getattr(part, "for_ranks", False)',
+        'getattr(part, "for_ranks", True)',
+        "models/test_ranks.py::test_model_with_parts_that_are_not_built_for_ranks_is_refused_with_their_names",
+    ),
+)
