@@ -64,6 +64,7 @@ def make_ops(
     *,
     exact: bool = True,
     fp8_inputs: bool = False,
+    most_rows: int = 2048,
 ) -> Ops:
     """Return the kernels of `backend` on `num_threads` threads.
 
@@ -77,4 +78,4 @@ def make_ops(
     chosen = BACKENDS[backend]
     if chosen.device == "cuda":
         require_gpu()
-    return chosen.make(OpsOptions(num_threads, activation_bits, memory, exact, fp8_inputs))
+    return chosen.make(OpsOptions(num_threads, activation_bits, memory, exact, fp8_inputs, most_rows))

@@ -32,13 +32,15 @@ class Fit(NamedTuple):
 
 class OpsOptions(NamedTuple):
     """Settings of the kernels of a backend. `memory`: for packed weights; None: torch's. `exact`: a row's bits may not
-    depend on the other rows. `fp8_inputs`: inputs of weights in FP8 are rounded to FP8."""
+    depend on the other rows. `fp8_inputs`: inputs of weights in FP8 are rounded to FP8. `most_rows`: tokens of
+    prompts in one step, up to which products are compared at a start."""
 
     num_threads: int
     activation_bits: int = 16
     memory: WeightMemory | None = None
     exact: bool = True
     fp8_inputs: bool = False
+    most_rows: int = 2048
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -45,14 +46,16 @@ def _make(options: OpsOptions) -> Ops:
             f"--activation-dtype fp8: {torch.cuda.get_device_name()} has compute capability {capability[0]}."
             f"{capability[1]}, and FP8 needs {_FP8_CAPABILITY[0]}.{_FP8_CAPABILITY[1]}: leave it out"
         )
-    file = cache_folder("products") / "choices.json"
+    file, most_rows = cache_folder("products") / "choices.json", options.most_rows
+    tried = f"{machine}, {most_rows:,} rows"
     if not options.exact:
-        choices = Choices(probe_times, file, f"{machine}, any bits")
+        choices = Choices(partial(probe_times, most_rows=most_rows), file, f"{tried}, any bits")
         return TritonOps("cuda", options.num_threads, choices, memory, fp8_inputs=fp8_inputs)
     for name, value in _NO_WORKSPACE.items():
         os.environ.setdefault(name, value)
     torch.backends.cuda.preferred_blas_library("cublaslt")
-    return TritonOps("cuda", options.num_threads, Choices(probe, file, machine), memory, fp8_inputs=fp8_inputs)
+    choices = Choices(partial(probe, most_rows=most_rows), file, tried)
+    return TritonOps("cuda", options.num_threads, choices, memory, fp8_inputs=fp8_inputs)
 
 
 def try_compiler(machine: str, device: str = "cuda") -> None:

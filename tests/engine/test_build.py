@@ -7,17 +7,21 @@ import logging
 import mmap
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from forebay.backends import make_ops
 from forebay.base.errors import ConfigError
 from forebay.config.resolve import resolve
+from forebay.engine.loop import build
 from forebay.engine.loop.build import build_engine, check_fp8
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import FP8
 from forebay.formats.weight_shapes import WeightKind, WeightShapes
+from forebay.ops import Ops
 from tests.models.tiny import make_tiny, shared_tiny
 
 KINDS = {
@@ -52,6 +56,19 @@ def test_options_that_nobody_knows_are_named_once(tmp_path: Path, caplog: pytest
         build_engine(resolve(settings).engine)
     (line,) = [record.message for record in caplog.records if "unknown_model_options" in record.message]
     assert 'names="use_alibi, warp_factor"' in line
+
+
+def test_c31_kernels_compare_products_up_to_the_tokens_of_a_step_with_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def make(*_: object, **options: Any) -> Ops:
+        asked.append(options)
+        return make_ops("torch", 1)
+
+    monkeypatch.setattr(build, "make_ops", make)
+    settings = {"model": str(shared_tiny("llama").path), "dtype": "float32", "context_length": 64}
+    build_engine(resolve({**settings, "kv_cache_bytes": "8MiB", "chunked_prefill_size": 48}).engine)
+    assert [options["most_rows"] for options in asked] == [48]
 
 
 def test_inputs_in_fp8_need_weights_that_are_held_in_fp8_by_groups_of_128() -> None:

@@ -78,6 +78,13 @@ GPU: Final[tuple[Mutant, ...]] = (
         "ops/test_triton_choices.py::test_c31_a_product_whose_bits_depend_on_the_number_of_rows_is_found",
     ),
     Mutant(
+        "C31 products of a shape are compared up to the most rows of a step with prompts",
+        "ops/triton/linear.py",
+        "min(most_rows, _PROBE_BYTES // (4 * len(weight)))",
+        "min(most_rows // 2, _PROBE_BYTES // (4 * len(weight)))",
+        "ops/test_triton_choices.py::test_c31_probe_compares_a_shape_with_the_most_rows_of_a_step_within_its_memory",
+    ),
+    Mutant(
         "C31 products are chosen by their bits, unless exact is off",
         "backends/triton.py",
         "    if not options.exact:\n",

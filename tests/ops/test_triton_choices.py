@@ -172,9 +172,32 @@ def test_c31_bits_are_compared_and_workspaces_left_out_unless_exact_is_off(
     monkeypatch.setattr(backend, "os", SimpleNamespace(environ=environ))
     monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", libraries.append)
     [declared] = backend.BACKENDS
-    ops: Any = declared.make(OpsOptions(1, exact=exact))
+    ops: Any = declared.make(OpsOptions(1, exact=exact, most_rows=8192))
     assert libraries == (["cublaslt"] if exact else [])
     assert environ.get("CUBLASLT_WORKSPACE_SIZE") == ("1" if exact else None)
     choices = ops.linear._choices
-    assert choices._probe is (linear.probe if exact else linear.probe_times)
-    assert choices._machine == ("an H100" if exact else "an H100, any bits")
+    assert choices._probe.func is (linear.probe if exact else linear.probe_times)
+    assert choices._probe.keywords == {"most_rows": 8192}
+    assert choices._machine == ("an H100, 8,192 rows" if exact else "an H100, 8,192 rows, any bits")
+
+
+@pytest.mark.parametrize(("room_bytes", "most_rows"), [(1 << 30, 300), (4 * 9 * 70, 70), (1, 1)])
+def test_c31_probe_compares_a_shape_with_the_most_rows_of_a_step_within_its_memory(
+    room_bytes: int, most_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[int] = []
+
+    def chooses(theirs: list[Product], ours: list[Product], rows: Tensor, time_us: object) -> Choice:
+        compared.append(len(rows))
+        assert [product(rows[:1]).dtype for product in (*theirs, *ours)] == [torch.bfloat16, torch.float32] * 2
+        return Choice(0, "tried")
+
+    monkeypatch.setattr(linear, "_PROBE_BYTES", room_bytes)
+    linear.probe(normal((9, 40), torch.bfloat16, seed=1), 300, chooses)
+    assert compared == [most_rows]
+
+
+def test_c31_a_product_whose_bits_differ_only_among_the_most_rows_of_a_step_is_not_taken() -> None:
+    rows = torch.cat([ROWS, ROWS])
+    assert rows_agree(exact, rows)
+    assert not rows_agree(differing(len(rows)), rows)

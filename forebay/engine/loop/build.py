@@ -123,6 +123,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         _weight_memory(regions),
         exact=config.exact is Exact.ON,
         fp8_inputs=config.activation_dtype is ActivationDtype.FP8,
+        most_rows=config.scheduling.chunked_prefill_size,
     )
     with _within_memory(config):
         cache = PackedCache(config, ops, regions)

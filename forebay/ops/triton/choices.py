@@ -19,7 +19,7 @@ from torch import Tensor
 from forebay.base.log import get_logger
 from forebay.ops.triton.launch import NotCompiled
 
-PROBED_ROWS: Final = (1, 2, 7, 8, 16, 17, 64, 128, 256, 1024, 2048)
+PROBED_ROWS: Final = (1, 2, 7, 8, 16, 17, 64, 128, 256, 1024, 2048)  # and the most of a step
 FEW_ROWS: Final = 64  # with so many or fewer a product waits for the weights
 ALL_ROWS: Final = 1 << 62
 _TIMED_ROWS: Final = (1, 16, FEW_ROWS)
@@ -46,7 +46,8 @@ class Choice:
 
 
 def rows_agree(product: Product, rows: Tensor) -> bool:
-    """Whether `product` of the first rows has the same bits for each of PROBED_ROWS, in the first row and the last."""
+    """Whether `product` of the first rows, for each of PROBED_ROWS, has the bits of that of all rows, in the first row
+    and the last."""
     whole = product(rows)
     parts = ((count, product(rows[:count])) for count in PROBED_ROWS if count <= len(rows))
     return all(torch.equal(part[at], whole[at]) for count, part in parts for at in (0, count - 1))

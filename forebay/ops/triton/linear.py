@@ -22,12 +22,12 @@ from forebay.formats.quantized import LEVELS, CodeFormat, GroupQuantized, Levels
 from forebay.formats.small_floats import E4M3, E8M0_BIAS
 from forebay.ops.linear import LinearWeight
 from forebay.ops.reference.linear import TorchLinear
-from forebay.ops.triton.choices import FEW_ROWS, PROBED_ROWS, Choice, Choices, Product, choose, fastest
+from forebay.ops.triton.choices import FEW_ROWS, Choice, Choices, Product, choose, fastest
 from forebay.ops.triton.products import LOW_BITS, in_fp8, product
 from forebay.ops.uploads import Uploads
 from forebay.ops.weight_memory import WeightMemory
 
-_PROBE_BYTES: Final = 256 << 20  # that a product of so many rows may take
+_PROBE_BYTES: Final = 1 << 30  # that a product of so many rows may take: caches come later
 _TIMED_CALLS: Final = 9
 _LEVELS_ZERO: Final = 128  # of whole numbers that codes stand for
 
@@ -249,14 +249,17 @@ def _packed(form: CodeFormat | None, in_features: int, **parts: Tensor | None) -
     return TritonLinearWeight(**everything, form=form, in_features=in_features, addresses=where)
 
 
-def probe_times(weight: Tensor) -> Choice:
+def probe_times(weight: Tensor, most_rows: int) -> Choice:
     """Choose the product of a dense weight on a GPU by its times there, whatever its bits."""
-    return probe(weight, fastest)
+    return probe(weight, most_rows, fastest)
 
 
-def probe(weight: Tensor, chooses: Callable[..., Choice] = choose) -> Choice:
-    """Choose the product of a dense weight on a GPU, by its bits and times there."""
-    most = max(count for count in PROBED_ROWS if count == 1 or 4 * count * len(weight) <= _PROBE_BYTES)
+def probe(weight: Tensor, most_rows: int, chooses: Callable[..., Choice] = choose) -> Choice:
+    """Choose the product of a dense weight on a GPU, by its bits and times there.
+
+    Bits are compared with those among `most_rows` rows, as far as their result in float32 takes no more than a GiB.
+    """
+    most = max(1, min(most_rows, _PROBE_BYTES // (4 * len(weight))))
     rows = torch.randn(most, weight.shape[1], device=weight.device).to(weight.dtype)
     packed = _packed(None, weight.shape[1], values=weight)
     theirs = (lambda x: F.linear(x, weight), lambda x: _sums(x, weight))
