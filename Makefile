@@ -23,12 +23,12 @@ test test-all check: export PYTHONDONTWRITEBYTECODE :=
 # Of a folder, what its change can reach: make test AREA=scheduler. By name: make test ARGS="-k scheduler"
 test: lint
 	@files=$$($(if $(AREA),$(BIN)/python -m tests.reached $(AREA),:)) && \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $$files $(ARGS)
+	$(BIN)/python -m pytest --workers $(WORKERS) -m "not slow" $$files $(ARGS)
 
 # The long tier too, over an hour: 10,000 seeds, the pools at full size, fuzzers, the API's matrix, a soak.
 # make test-all ARGS="-m slow"
 test-all: lint
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest --workers $(WORKERS) $(ARGS)
 
 install:
 	@$(PYTHON) scripts/bootstrap.py
