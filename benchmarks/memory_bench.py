@@ -149,7 +149,7 @@ def batches(rounds: int) -> tuple[float, float]:
         made = ScheduleBatch(RowTable(512, 1))
         reqs = [Request(i + 1, [1, 2, 3], _PARAMS) for i in range(n)]
         for req, held in zip(reqs, allocations(n), strict=True):
-            req.held = held
+            req.maybe_allocation = held
         made.prepare_for_prebuilt(reqs)
         return made
 

@@ -45,8 +45,8 @@ _MOVES: dict[Status, tuple[Status, ...]] = {
 class Request:
     """One request, from `Scheduler.add` to its last update.
 
-    `tokens` are the prompt and the output so far. `held` is there exactly while it holds something: from its admission
-    until it is retracted or released.
+    `tokens` are the prompt and the output so far. It has an `allocation` from its admission until it is retracted or
+    released.
     """
 
     id: int
@@ -97,7 +97,7 @@ class Request:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     loaded: dict[str, int] = field(default_factory=dict)  # tokens that were copied for it, by tier of the prefix cache
     load_failed: bool = False  # a tier had more of its prefix, which was not copied
-    held: Allocation | None = None
+    maybe_allocation: Allocation | None = None
 
     def __post_init__(self, prompt_token_ids: Sequence[int], eos_token_ids: Sequence[int]) -> None:
         self.tokens = array("i", prompt_token_ids)
@@ -135,9 +135,9 @@ class Request:
 
     @property
     def allocation(self) -> Allocation:
-        """The memory of a request that has some."""
-        assert self.held is not None, f"{self} holds nothing"
-        return self.held
+        """The memory of a request that has some: `maybe_allocation`, which is not None."""
+        assert self.maybe_allocation is not None, f"{self} has no allocation"
+        return self.maybe_allocation
 
     def key(self, num_tokens: int) -> bytes:
         """The first `num_tokens` tokens as the prefix cache wants them."""

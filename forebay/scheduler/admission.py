@@ -148,7 +148,7 @@ class AdmissionPass:
                     continue
                 report = None
                 try:
-                    if req.held is None:
+                    if req.maybe_allocation is None:
                         if self._uncut * len(req.tokens) > self._num_remaining:
                             self._starts = False  # the next step, which holds any text, begins with this one
                             continue
@@ -236,7 +236,7 @@ class AdmissionPass:
         """Count for each request ahead of an admitted one that it was overtaken."""
         ahead = takewhile(lambda other: other is not req, self._candidates[req.account])
         # Among suspects an admitted request stays ahead of the others, and counts as overtaken by them.
-        overtaken = [other for other in ahead if self._under_test or other.held is None]
+        overtaken = [other for other in ahead if self._under_test or other.maybe_allocation is None]
         for account, unfit in self._unfit.items():
             overtaken += unfit if account is not req.account else ()
         for other in overtaken:
@@ -323,7 +323,7 @@ class AdmissionPass:
         """Plan a copy for a request if a tier has more of it, and if there is room for all of the request beside what
         others were promised. Return the number of tokens that are computed in the time of the copy."""
         memory, page_size = self._memory, self._config.page_size
-        if req.held or memory.host_copies.num_tokens(req.id) or memory.computes_for(req):
+        if req.maybe_allocation or memory.host_copies.num_tokens(req.id) or memory.computes_for(req):
             return 0
         match = memory.prefixes.match(req)
         if match.reason in NEVER_REUSED or self._follows(req, match) or memory.tiers.waits(req):
@@ -421,7 +421,7 @@ class AdmissionPass:
         cached = [match.kv_tokens] if match.is_branch else []
         start = match.num_tokens
         here = req.tokens[start]
-        left = (other for other in self._candidates[req.account] if self._under_test or other.held is None)
+        left = (other for other in self._candidates[req.account] if self._under_test or other.maybe_allocation is None)
         rivals = [
             other
             for other in islice(left, MAX_RIVALS)

@@ -62,5 +62,7 @@ class Arrivals:
 
     def most_drafts(self, reqs: Sequence[Request], most: Ids) -> Ids:
         """Return 0 drafts for a request's first step: the device has those of the row's last tenant, if any."""
-        self.fresh = {req for req in self.fresh if req.held and req.held.kv_bound <= req.num_prompt + 1}
+        self.fresh = {
+            req for req in self.fresh if req.maybe_allocation and req.allocation.kv_bound <= req.num_prompt + 1
+        }
         return np.where([req in self.fresh for req in reqs], 0, most) if self.fresh else most

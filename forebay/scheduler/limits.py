@@ -130,11 +130,11 @@ def overdue(req: Request, config: SchedulerConfig, now: float, admits: bool = Tr
                 "(--max-total-tokens): lower max_tokens, as a chat without it may take all that the context has left, "
                 "or raise a limit"
             )
-    elif still > config.stall_timeout_s and req.status is not Status.TRANSFERRING and (admits or req.held):
+    elif still > config.stall_timeout_s and req.status is not Status.TRANSFERRING and (admits or req.maybe_allocation):
         error = RequestTimeout(
             f"no token for {still:.1f} s; the limit is {config.stall_timeout_s:g} s (--stall-timeout)"
         )
-    if error and not admits and not req.held:
+    if error and not admits and req.maybe_allocation is None:
         return Unavailable(
             f"the request has waited for {age:.1f} s, and the engine is asleep: try again later", code="asleep"
         )

@@ -169,7 +169,7 @@ class OutputProcessor:
     def _release(self, req: Request, was: Status, *, failed: bool) -> MemoryReport | None:
         """Release all that a request holds, now or when its steps in flight have committed. Return the report of its
         memory, None if it has nothing to report."""
-        allocation, checkpoints = req.held, []
+        allocation, checkpoints = req.maybe_allocation, []
         if allocation is None:
             self.memory.host_copies.drop(req.id, self.pools.draft)
         elif not failed and was is not Status.TRANSFERRING and self.memory.prefixes.is_finishing(req):

@@ -127,7 +127,7 @@ class PrefillRole(Role):
             return False
         last = self.outputs.updates.pop()
         assert last is update, f"{last} was recorded after {update}"
-        if req.held is None:  # retracted while its last chunk was computed, whose KV is lost
+        if req.maybe_allocation is None:  # retracted while its last chunk was computed, whose KV is lost
             req.tokens.pop()
             self.queues.num_waiting_tokens -= 1
             return True

@@ -254,10 +254,10 @@ class Queues:
         self.running = ScheduleBatch(self.pools.table)
         self.extending, self.finishing = [], []
         for req in self.requests.values():
-            if req.status in (Status.EXTENDING, Status.DECODING) or (req.held and cleared):
+            if req.status in (Status.EXTENDING, Status.DECODING) or (req.maybe_allocation and cleared):
                 req.move(Status.WAITING)
             if req.status is Status.WAITING:
-                req.held = None
+                req.maybe_allocation = None
                 req.resume_after = 0
         self.transferring = [req for req in self.transferring if req.status is Status.TRANSFERRING]
         before, self.waiting = self.waiting, Line()

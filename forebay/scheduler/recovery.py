@@ -58,7 +58,7 @@ class Recovery:
         ran = [req for req in queues.requests.values() if req.status in (Status.EXTENDING, Status.DECODING)]
         if culprit is None and len(ran) == 1 and ran[0] in queues.suspects.under_test:
             culprit = ran[0]
-        suspected = [(req, req.held.kv_committed + 1 if req.held else len(req.tokens)) for req in ran]
+        suspected = [(req, req.allocation.kv_committed + 1 if req.maybe_allocation else len(req.tokens)) for req in ran]
         self._start_over()
         if culprit is None:
             queues.suspects.add_group(suspected)
@@ -74,10 +74,12 @@ class Recovery:
         queues, memory = self._queues, self._queues.memory
         void, cleared = [flight.plan for flight in queues.flights], False
         queues.flights.clear()
-        ran = [req for req in queues.requests.values() if req.held and req.status is not Status.TRANSFERRING]
+        ran = [
+            req for req in queues.requests.values() if req.maybe_allocation and req.status is not Status.TRANSFERRING
+        ]
         try:
             memory.start_over(ran, queues.finishing, void)
-            audit(memory.pools, [req for req in queues.transferring if req.held])
+            audit(memory.pools, [req for req in queues.transferring if req.maybe_allocation])
         except Exception as error:
             log.error(event("books_cleared", effect="the prefix cache is empty"), exc_info=error)
             queues.counters["books_cleared"] += 1

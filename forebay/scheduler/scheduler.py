@@ -348,7 +348,7 @@ class Scheduler:
 
     def audit(self) -> None:
         """Raise unless everything has exactly one holder (C8). Costs O(pool): for tests and idle moments."""
-        arriving = [req for req in self.queues.transferring if req.held]
+        arriving = [req for req in self.queues.transferring if req.maybe_allocation]
         self.memory.tiers.audit()
         audit(self.pools, [*self.queues.running.reqs, *self.queues.extending, *self.queues.finishing, *arriving])
         reqs = self.requests.values()

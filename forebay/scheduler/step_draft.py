@@ -77,7 +77,7 @@ class StepDraft(Draft):
     def forget_row(self, row: int) -> None:
         super().forget_row(row)
         if self.prebuilt:
-            self.prebuilt = [req for req in self.prebuilt if req.held]
+            self.prebuilt = [req for req in self.prebuilt if req.maybe_allocation]
 
     def freeze(self, decodes: Ids, admitted: Sequence[Request], kinds: Kinds) -> StepPlan:
         """Return the plan of the draft and of the decodes in these rows; `admitted` are the requests that start."""

@@ -51,8 +51,8 @@ SCHEDULER = (
     Mutant(
         "C26 a retracted request that does not come back ends within the stall time-out",
         "scheduler/limits.py",
-        "    elif still > config.stall_timeout_s and req.status is not Status.TRANSFERRING and (admits or req.held):",
-        "    elif req.status is Status.EXTENDING and still > config.stall_timeout_s:",
+        "still > config.stall_timeout_s and req.status is not Status.TRANSFERRING and (admits or req.maybe_allocation)",
+        "req.status is Status.EXTENDING and still > config.stall_timeout_s",
         "scheduler/test_fairness.py::test_a_retracted_request_that_does_not_come_back_in_time_ends_typed",
     ),
     Mutant(

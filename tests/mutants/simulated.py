@@ -174,8 +174,8 @@ SIMULATED = (
     Mutant(
         "C16 first steps have no drafts",
         "scheduler/arrivals.py",
-        "req.held.kv_bound <= req.num_prompt + 1}",
-        "req.held.kv_bound <= req.num_prompt}",
+        "req.allocation.kv_bound <= req.num_prompt + 1\n",
+        "req.allocation.kv_bound <= req.num_prompt\n",
         "simulation/test_pair.py::test_c22_both_halves_of_a_request_end_once_with_one_engines_tokens_or_a_typed_error",
     ),
     Mutant(

@@ -17,9 +17,9 @@ NUM_ROWS = 200
 def request(table: RowTable, row: int, num_tokens: int = 5, max_new: int = 4) -> Request:
     """A request, whose id is 100 more than its row's."""
     req = Request(100 + row, range(num_tokens), SamplingParams(max_tokens=max_new))
-    req.held = Allocation(table, req.id, Pin(NO_NODE, 0), num_tokens)
-    req.held.row = row
-    table.move_in(req.held, max_kv_len=req.max_kv_len)
+    req.maybe_allocation = Allocation(table, req.id, Pin(NO_NODE, 0), num_tokens)
+    req.allocation.row = row
+    table.move_in(req.allocation, max_kv_len=req.max_kv_len)
     return req
 
 
@@ -39,11 +39,11 @@ def entries(batch: ScheduleBatch) -> list[tuple[int, ...]]:
 def test_c9_extend_computes_from_what_has_kv_to_the_stop():
     table = RowTable(NUM_ROWS, page_size=4)
     req = request(table, 1)
-    req.held.kv_bound = 2
+    req.allocation.kv_bound = 2
     batch = ScheduleBatch(table)
     batch.prepare_for_extend([Chunk(req, 2, 4)])
     assert entries(batch) == [(101, 1, 4, 4)]
-    assert req.held.kv_len == 4
+    assert req.allocation.kv_len == 4
 
 
 def test_c9_decode_adds_one_token_to_each_or_to_the_active_ones():
@@ -53,7 +53,7 @@ def test_c9_decode_adds_one_token_to_each_or_to_the_active_ones():
     assert batch.seq_lens_cpu.tolist() == [2, 3, 4]
     batch.prepare_for_decode(np.array([1]))
     assert batch.seq_lens_cpu.tolist() == [2, 4, 4]
-    assert [req.held.kv_len for req in batch.reqs] == [2, 4, 4]
+    assert [req.allocation.kv_len for req in batch.reqs] == [2, 4, 4]
 
 
 def test_c9_an_idle_batch_is_empty_in_every_column():
@@ -107,8 +107,8 @@ def test_a_request_moves_only_along_the_allowed_ways():
     assert "FINISHED" in repr(req)
 
 
-def test_what_a_request_holds_is_asked_only_of_one_that_holds_something():
-    with pytest.raises(AssertionError, match="holds nothing"):
+def test_request_allocation_without_memory_is_an_error_of_the_caller():
+    with pytest.raises(AssertionError, match="has no allocation"):
         _ = Request(1, [1], SamplingParams()).allocation
 
 

@@ -67,7 +67,7 @@ def requests(*with_grammar: bool) -> tuple[Asked, Constraints, list[Request]]:
 
 
 def chunk(req: Request, start: int, stop: int) -> tuple[Request, int, int]:
-    req.held = SimpleNamespace(extend_target=9)  # type: ignore[assignment]
+    req.maybe_allocation = SimpleNamespace(extend_target=9)  # type: ignore[assignment]
     return req, start, stop
 
 
@@ -77,10 +77,10 @@ def test_constraints_of_a_step_are_those_of_last_chunks_and_of_decodes_with_thei
     draft = SimpleNamespace(
         step=7, chunks=chunks, num_drafts=np.array([1, 2, 1]), draft_tokens=[40, 50, 51, 60], masked=NO_IDS
     )
-    assert constraints.fill(draft, reqs[3:]).tolist() == [0, 3, 5]  # type: ignore[arg-type]
+    assert constraints.fill(draft, reqs[3:]).tolist() == [0, 3, 5]  # type: ignore[assignment]
     assert asked.calls == [(7, [(1, []), (4, [40]), (6, [60])])]
     draft = SimpleNamespace(step=8, chunks=[], num_drafts=None, draft_tokens=[])
-    assert constraints.fill(draft, [reqs[4], reqs[5]]).tolist() == [1]  # type: ignore[arg-type]
+    assert constraints.fill(draft, [reqs[4], reqs[5]]).tolist() == [1]  # type: ignore[assignment]
     assert asked.calls[1:] == [(8, [(6, [])])]
 
 
@@ -89,7 +89,7 @@ def test_constraints_of_a_step_of_others_are_none() -> None:
     draft = SimpleNamespace(
         step=1, chunks=[chunk(reqs[0], 0, 8), chunk(reqs[1], 0, 9)], num_drafts=None, draft_tokens=[]
     )
-    assert constraints.fill(draft, reqs[2:]).tolist() == []  # type: ignore[arg-type]
+    assert constraints.fill(draft, reqs[2:]).tolist() == []  # type: ignore[assignment]
     assert asked.calls == []
 
 

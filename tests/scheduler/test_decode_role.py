@@ -375,7 +375,7 @@ def test_c18_windows_of_a_hit_that_a_prompt_from_elsewhere_has_left_behind_may_b
     half.step()
     offer = half.orders[-1]
     assert offer.start == 20, "the prompt has a hit"
-    assert req.held.pin.num_pages == 5
+    assert req.allocation.pin.num_pages == 5
     assert windows.in_tree.num_evictable == windows.num_cached
     arrive(half, offer)
     half.run()

@@ -162,7 +162,7 @@ def test_nobody_gives_way_for_pages_that_are_on_their_way_back():
 
     def sample(row: int) -> int:
         ending = rig.reqs[1]
-        return 7 if ending.held and row == ending.held.row and ending.num_output == 1 else 1000
+        return 7 if ending.maybe_allocation and row == ending.allocation.row and ending.num_output == 1 else 1000
 
     rig = Rig(sample, depth=1, page_size=1, num_pages=12, schedule_conservativeness=0.01, radix_cache=False)
     for _ in range(3):

@@ -25,8 +25,8 @@ def stopped(depth: int, **changes) -> tuple[Rig, int]:
     live = 0
     while not (rig.updates and rig.updates[-1].finish):
         rig.step()
-        held = rig.reqs[1].held
-        live = states_of(rig.scheduler.pools).tracking(held).live if held else live
+        req = rig.reqs[1]
+        live = states_of(rig.scheduler.pools).tracking(req.allocation).live if req.maybe_allocation else live
     return rig, live
 
 

@@ -18,7 +18,7 @@ GRAMMAR = Grammar(GrammarKind.REGEX, "a+")
 
 
 def request(request_id: int, **params: object) -> Request:
-    return Request(request_id, [1, 2, 3], SamplingParams(**params))  # type: ignore[arg-type]
+    return Request(request_id, [1, 2, 3], SamplingParams(**params))  # type: ignore[assignment]
 
 
 class Constraints:
@@ -32,14 +32,14 @@ class Constraints:
 
 def test_draft_tokens_on_the_device_none_under_a_grammar() -> None:
     reqs = [request(1), request(2, grammar=GRAMMAR), request(3)]
-    counts, tokens = draft_tokens(None, reqs, np.array([3, 3, 0]), Constraints())  # type: ignore[arg-type]
+    counts, tokens = draft_tokens(None, reqs, np.array([3, 3, 0]), Constraints())  # type: ignore[assignment]
     assert (counts.tolist(), tokens) == ([3, 0, 0], [])
 
 
 def test_draft_tokens_on_the_host_are_what_the_grammar_allows() -> None:
     proposer = SimpleNamespace(begin_step=lambda num: None, propose=lambda req, most: [req.id * 10] * most)
     reqs = [request(1), request(2, grammar=GRAMMAR), request(3)]
-    counts, tokens = draft_tokens(proposer, reqs, np.array([2, 2, 0]), Constraints())  # type: ignore[arg-type]
+    counts, tokens = draft_tokens(proposer, reqs, np.array([2, 2, 0]), Constraints())  # type: ignore[assignment]
     assert (counts.tolist(), tokens) == ([2, 1, 0], [10, 10, 20])
 
 
@@ -64,6 +64,6 @@ def test_suspend_request_that_sees_every_hidden_state_computes_its_prompt_again(
     )
     pooled = params.get("pooling")
     req = Request(1, [1, 2, 3], SamplingParams.of_pooling(pooled) if pooled else SamplingParams(**params))
-    req.held = SimpleNamespace()  # type: ignore[assignment]
-    Preemption(queues, Handoff(), NewTokenRatio(1.0)).suspend(req)  # type: ignore[arg-type]
+    req.maybe_allocation = SimpleNamespace()  # type: ignore[assignment]
+    Preemption(queues, Handoff(), NewTokenRatio(1.0)).suspend(req)  # type: ignore[assignment]
     assert bool(saved) is kept

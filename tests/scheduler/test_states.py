@@ -134,7 +134,7 @@ def test_a_request_stopped_while_a_step_is_in_flight_gives_a_tracked_state_not_t
     while first.num_output < 10:
         rig.step()
     pools = rig.scheduler.pools
-    live = states_of(pools).tracking(first.held).live
+    live = states_of(pools).tracking(first.allocation).live
     rig.abort(first.id)
     rig.run()
     assert (states_of(pools).pool.owner[live] == CACHE) == (depth == 0)

@@ -14,10 +14,10 @@ def test_c10_rows_and_tokens_of_a_plan_are_those_of_the_hosts_table():
     while not rig.scheduler.idle:
         plan = rig.launch()
         decodes = [
-            req for req in rig.scheduler.queues.running.reqs if req.held.row not in plan.rows[: plan.num_extends]
+            req for req in rig.scheduler.queues.running.reqs if req.allocation.row not in plan.rows[: plan.num_extends]
         ]
-        tenants = {req.held.row: req for req in rig.reqs.values() if req.held}
-        assert plan.rows[plan.num_extends :].tolist() == [req.held.row for req in decodes]
+        tenants = {req.allocation.row: req for req in rig.reqs.values() if req.maybe_allocation}
+        assert plan.rows[plan.num_extends :].tolist() == [req.allocation.row for req in decodes]
         assert plan.q_lens[plan.num_extends :].tolist() == [1] * len(decodes)
         spans = zip(plan.rows.tolist(), plan.starts.tolist(), plan.ends.tolist(), strict=False)
         extended = [(row, position) for row, start, end in spans for position in range(start, end)]

@@ -195,12 +195,12 @@ def test_c18_a_state_is_tracked_at_its_length_however_far_a_step_goes(tokens):
     kinds = kind_config(num_slots=32, track_interval=8)
     rig = Rig(width=6, proposer=Says(*tokens), kinds=kinds)
     req = rig.add(5, max_new=30)
-    while req.held is None or req.num_output < 20:
+    while req.maybe_allocation is None or req.num_output < 20:
         rig.step()
-    tracking = states_of(rig.scheduler.pools).tracking(req.held)
+    tracking = states_of(rig.scheduler.pools).tracking(req.allocation)
     rig.launch()
-    tracking.complete(rig.scheduler.pools.steps.committed, req.held.kv_committed)
-    assert tracking.tracked.length == req.held.kv_committed // 8 * 8
+    tracking.complete(rig.scheduler.pools.steps.committed, req.allocation.kv_committed)
+    assert tracking.tracked.length == req.allocation.kv_committed // 8 * 8
     rig.commit()
     rig.run()
 
@@ -210,7 +210,7 @@ def test_c12_while_a_step_that_guesses_is_in_flight_nobody_knows_the_length():
     req = rig.add(5, max_new=8)
     rig.step()
     rig.launch()
-    assert (req.held.kv_bound, req.held.kv_committed) == (8, 5)
+    assert (req.allocation.kv_bound, req.allocation.kv_committed) == (8, 5)
     with pytest.raises(Outrun):
         _ = rig.scheduler.queues.running.seq_lens_cpu
     assert rig.scheduler.plan(0.0, 4) is None, "who guesses has to know the last token"

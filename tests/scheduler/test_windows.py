@@ -41,7 +41,9 @@ def test_every_token_has_a_window_page_beside_its_own():
     req = rig.add(10, max_new=6)
     pools = rig.scheduler.pools
     while rig.launch():
-        pages = pools.rows.pages(req.held.row, int(windows_of(pools).start[req.held.row]), req.held.num_pages)
+        pages = pools.rows.pages(
+            req.allocation.row, int(windows_of(pools).start[req.allocation.row]), req.allocation.num_pages
+        )
         assert windows_of(pools).map.is_there(pages).all()
         rig.commit()
 
@@ -74,7 +76,7 @@ def test_the_least_number_of_window_pages_is_enough(depth, chunk, rows, page_siz
     while not rig.scheduler.idle:
         plan = rig.launch()
         for req in given_up if plan and plan.num_extends else []:
-            if req.held and req.held.kv_len < 100:
+            if req.maybe_allocation and req.allocation.kv_len < 100:
                 rig.abort(req.id)
         if rig.flights and (len(rig.flights) > depth or plan is None):
             rig.commit()
@@ -135,12 +137,12 @@ def test_c18_a_window_does_not_move_past_what_a_step_in_flight_reads(depth):
     pools = rig.scheduler.pools
     while not rig.scheduler.idle:
         launched = rig.launch()
-        if req.held:
-            start = req.held.kv_committed
+        if req.maybe_allocation:
+            start = req.allocation.kv_committed
             for plan in rig.flights:
                 first = windows_of(pools).map.first_needed(start)
                 start += plan.num_tokens
-                read = pools.rows.pages(req.held.row, first, -(-start // 4))
+                read = pools.rows.pages(req.allocation.row, first, -(-start // 4))
                 assert windows_of(pools).map.is_there(read).all()
         if len(rig.flights) > depth or not launched:
             rig.commit()
@@ -206,7 +208,7 @@ def test_window_pages_of_a_failed_step_are_written_again():
     assert (staying.status, failing.status) == (Status.WAITING, Status.WAITING)
     cached = np.flatnonzero(windows_of(rig.scheduler.pools).map.full_to_window).tolist()
     again = rig.step()
-    assert set(writes(again)) >= {*cached, *rig.scheduler.pools.rows.pages(failing.held.row, 0, 2).tolist()}
+    assert set(writes(again)) >= {*cached, *rig.scheduler.pools.rows.pages(failing.allocation.row, 0, 2).tolist()}
     assert cached
     rig.run()
     assert (len(rig.tokens_of(staying)), len(rig.tokens_of(failing))) == (3, 3)

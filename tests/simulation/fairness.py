@@ -61,7 +61,7 @@ class Fairness:
     def launched(self, plan: StepPlan) -> Counter[str]:
         """By tenant, the tokens of prompts that this plan computes for the first time."""
         new: Counter[str] = Counter()
-        rows = {req.held.row: req for req in self._scheduler.requests.values() if req.held}
+        rows = {req.allocation.row: req for req in self._scheduler.requests.values() if req.maybe_allocation}
         for i in range(plan.num_extends):
             req, start, end = rows[int(plan.rows[i])], int(plan.starts[i]), int(plan.ends[i])
             before = max(self._computed.get(req.id, 0), start)

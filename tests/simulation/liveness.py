@@ -79,7 +79,7 @@ class Liveness:
         """A plan was made, or none could be."""
         scheduler = self._scheduler
         rows = set(plan.rows[: plan.num_extends].tolist()) if plan else set()
-        under_way = [req for req in scheduler.requests.values() if req.held and req.held.row in rows]
+        under_way = [req for req in scheduler.requests.values() if req.maybe_allocation and req.allocation.row in rows]
         under_way += [req for req in scheduler.queues.extending if req.allocation.row not in rows]
         unready = scheduler.queues.constraints.unready
         ready = (req for req in sorted(scheduler.queues.waiting, key=self._rank) if req.id not in unready)
@@ -238,7 +238,7 @@ class Liveness:
         if plan is None:
             return min(self._config.mixed_chunk_size, self.mixed_limit)
         extended = set(plan.rows[: plan.num_extends].tolist())
-        under_way = [req for req in self._scheduler.requests.values() if req.held]
+        under_way = [req for req in self._scheduler.requests.values() if req.maybe_allocation]
         mixed = any(req.allocation.row not in extended for req in self._scheduler.queues.running.reqs)
         most = min(self._config.mixed_chunk_size, self.mixed_limit) if mixed else self._config.chunked_prefill_size
         scored = {req.allocation.row for req in under_way if req.wants_prompt_logprobs}

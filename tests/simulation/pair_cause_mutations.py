@@ -106,7 +106,9 @@ def the_peer_is_told_of_an_abort_that_did_not_happen(patch: Patch) -> None:
 @mutation
 def the_lease_of_prefill_never_ends(patch: Patch) -> None:
     overdue = PrefillRole.overdue
-    patch.setattr(PrefillRole, "overdue", lambda self, req, now: None if req.held is None else overdue(self, req, now))
+    patch.setattr(
+        PrefillRole, "overdue", lambda self, req, now: None if req.maybe_allocation is None else overdue(self, req, now)
+    )
 
 
 @mutation

@@ -103,7 +103,9 @@ class PairLiveness(Liveness):
             return True
         if req.status in (Status.PENDING, Status.WAITING) and not times.started:
             return now - times.arrival > config.queue_timeout_s
-        moves = req.status is not Status.TRANSFERRING and (self._scheduler.queues.admits or req.held is not None)
+        moves = req.status is not Status.TRANSFERRING and (
+            self._scheduler.queues.admits or req.maybe_allocation is not None
+        )
         return moves and now - times.progress > config.stall_timeout_s
 
     def _has_lost_its_peer(self, req: Request, now: float) -> bool:

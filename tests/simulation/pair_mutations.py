@@ -236,7 +236,7 @@ def an_unarrived_request_that_ends_waits_for_steps(patch: Patch) -> None:
 
     def mutated(self: Any, req: Any) -> Any:
         transfer(self, req)
-        if req.held and req.allocation.ticket:
+        if req.maybe_allocation and req.allocation.ticket:
             req.allocation.ticket.whole = False
 
     patch.setattr(Queues, "transfer", mutated)

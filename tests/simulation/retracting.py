@@ -144,7 +144,7 @@ class RetractingPreemption(Preemption):
         decoding = {req for req in ranked if req.status is Status.DECODING}
         super().displace(blocked)
         for req in ranked:
-            if liveness and req.held is None:
+            if liveness and req.maybe_allocation is None:
                 liveness.fairness.displaced(req, blocked.req, ranked, decoding, held)
 
     def make_room(self) -> tuple[Ids | None, bool]:

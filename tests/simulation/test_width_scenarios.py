@@ -155,7 +155,7 @@ def test_c12_c26_a_victim_is_planned_no_more_and_gives_way_when_its_length_is_kn
     victim = sim.scheduler.requests[second.id]
     num_waited = 0
     while not victim.num_retractions:
-        unknown = victim.allocation.num_drafts if victim.held else 0
+        unknown = victim.allocation.num_drafts if victim.maybe_allocation else 0
         plan = sim.launch()
         num_waited += bool(unknown) and (plan is None or victim.allocation.row not in plan.rows)
         if plan is None or len(sim.flights) > depth:

@@ -202,7 +202,7 @@ class Allocator:
             pools.kv.return_ids(pages, req.id)
             self._prefixes.unpin(pin, match)
             raise
-        req.held = allocation
+        req.maybe_allocation = allocation
         return allocation, np.concatenate([*match.chunks, pages])
 
     def pre_allocate(self, req: Request, match: Match, pin: Pin, num_pages: int) -> None:
@@ -323,7 +323,7 @@ class Allocator:
             self._prefixes.adopt(req, num_committed, last=True)
         allocation = req.allocation
         own = self._rows.pages(allocation.row, allocation.pin.num_pages, allocation.num_pages)
-        req.held = None
+        req.maybe_allocation = None
         self._table.move_out(allocation.row)
         self._pools.draft.forget_row(allocation.row)
         self._pools.deferred.free_all(allocation, own)
