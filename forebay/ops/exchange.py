@@ -146,10 +146,10 @@ class Share:
     def of(self, count: int, what: str) -> range:
         """Return which of `count` equal things are this rank's. Raises ConfigError if they cannot be divided."""
         if count % self.size:
-            near = max(size for size in range(1, self.size) if count % size == 0)  # at least 1
-            raise ConfigError(
-                f"{self.size} ranks cannot divide {count} {what}: the nearest number of ranks that can is {near}"
-            )
+            works = [size for size in range(1, count + 1) if count % size == 0]
+            fewer, more = max(n for n in works if n < self.size), [n for n in works if n > self.size][:1]
+            nearest = " or ".join(map(str, [fewer, *more]))
+            raise ConfigError(f"{self.size} ranks cannot divide {count} {what}: {nearest} can")
         each = count // self.size
         return range(self.rank * each, (self.rank + 1) * each)
 
