@@ -92,8 +92,8 @@ def first_token_s(model: str | None, prompt: list[int], folder: Path | None) -> 
     return first - begin, found, time.perf_counter() - first
 
 
-def measure(model: str | None, num_tokens: int, repeats: int) -> None:
-    """Print a line for a number of tokens."""
+def measure(name: str, model: str | None, num_tokens: int, repeats: int) -> None:
+    """Print a row of a table for a number of tokens."""
     draw = random.Random(num_tokens)
     prompt = [draw.randrange(100, VOCAB) for _ in range(num_tokens)]
     cold, warm, cached = [], [], 0
@@ -110,8 +110,8 @@ def measure(model: str | None, num_tokens: int, repeats: int) -> None:
     finally:
         shutil.rmtree(folder)
     print(
-        f"{num_tokens} tokens: {min(cold):.2f} s without files, {min(warm):.2f} s with files "
-        f"({cached} tokens cached, {human_bytes(size)}, saved in {save_s:.2f} s)",
+        f"| {name} | {num_tokens:,} | {min(cold):.2f} | {min(warm):.2f} | {cached:,} | {human_bytes(size)} |"
+        f" {save_s:.2f} |",
         flush=True,
     )
 
@@ -120,14 +120,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
     parser.add_argument("--made", choices=[*MADE], help="instead of --model")
+    parser.add_argument("--layers", type=int, help="with --made: as many, instead of the model's own number")
     parser.add_argument("--tokens", type=int, nargs="+", default=[2000, 8000])
     parser.add_argument("--repeats", type=int, default=2)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="forebay-made-") as made:
         if args.made:
-            write_checkpoint(MADE[args.made], Path(made))
+            layers = {"num_hidden_layers": args.layers} if args.layers else {}
+            write_checkpoint(MADE[args.made] | layers, Path(made))
+        name = f"{args.made} (--layers {args.layers})" if args.layers else args.made or args.model or "default"
+        print(
+            "| model | prompt | without files | with files | cached | size | saved in |\n|---|---|---|---|---|---|---|"
+        )
         for num_tokens in args.tokens:
-            measure(made if args.made else args.model, num_tokens, args.repeats)
+            measure(name, made if args.made else args.model, num_tokens, args.repeats)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python benchmarks/cache_trace.py --shift             # each conversation behind a random number of tokens of its own
     python benchmarks/cache_trace.py --quick --turns     # few configurations, and the loss of each turn
     python -m benchmarks.cache_trace --part 10           # device memory for a tenth, with and without tiers
-    python -m benchmarks.cache_trace --part 10 --engine  # the same with the embedded model, or --model
+    python -m benchmarks.cache_trace --part 10 --engine --conversations 24 --num-turns 4  # with a model
 
 The trace, token by token and seeded: 8 conversations of 10 turns over one system prompt (350 tokens), user turns of
 20-120 and answers of 30-200 tokens, a chat template's header around each, several conversations at once. The real
@@ -17,6 +17,7 @@ earlier prompt with its answer but for the last token, which nobody computes. It
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -393,15 +394,17 @@ def print_parts(console: Console, trace: Sequence[Sequence[Turn]], part: int) ->
     console.print(table)
 
 
-def replay(model: str | None, trace: Sequence[Sequence[Turn]], part: int) -> None:
+def replay(model: str | None, trace: Sequence[Sequence[Turn]], part: int, budget_s: float) -> None:
     """Compute each prompt of the trace with a real engine, a turn of all conversations at a time, without a tier behind
-    the device, with one in host memory and with one in files, and print prompt tokens per second."""
+    the device, with one in host memory and with one in files. Print a row of a table for each: prompt tokens per second
+    and the share that was cached. A run that exceeds its budget ends early, and its row has what it computed."""
     from forebay import LLM
     from forebay.requests.sampling_params import SamplingParams as Params
 
     num_tokens = sum(len(turns[-1].computed) for turns in trace)
     context = max(len(turns[-1].computed) for turns in trace) + 16
     params = Params(max_tokens=1, temperature=0.0, ignore_eos=True)
+    print("| tier | prompt tokens | seconds | tokens per second | cached |\n|---|---|---|---|---|", flush=True)
     for tier in ("no tier", "a host tier", "files"):
         with (
             TemporaryDirectory(prefix="forebay-cache-") as folder,
@@ -416,17 +419,15 @@ def replay(model: str | None, trace: Sequence[Sequence[Turn]], part: int) -> Non
         ):
             llm.generate([{"prompt_token_ids": [1, 2, 3]}], params)
             begin, num_prompt, num_cached = time.perf_counter(), 0, 0
-            for number in range(len(trace[0])):
-                for turns in trace:
-                    (output,) = llm.generate([{"prompt_token_ids": turns[number].prompt.tolist()}], params)
-                    num_prompt += len(turns[number].prompt)
-                    num_cached += output.cache.cached_tokens
-            seconds = time.perf_counter() - begin
-        print(
-            f"with {tier}: {num_prompt:,} prompt tokens in {seconds:.1f} s, "
-            f"{num_prompt / seconds:,.0f} per second, {num_cached / num_prompt:.1%} cached",
-            flush=True,
-        )
+            for number, turns in product(range(len(trace[0])), trace):
+                (output,) = llm.generate([{"prompt_token_ids": turns[number].prompt.tolist()}], params)
+                num_prompt += len(turns[number].prompt)
+                num_cached += output.cache.cached_tokens
+                seconds = time.perf_counter() - begin
+                if seconds > budget_s:
+                    break
+        rate, cached = f"{num_prompt / seconds:,.0f}", f"{num_cached / num_prompt:.1%}"
+        print(f"| {tier} | {num_prompt:,} | {seconds:.1f} | {rate} | {cached} |", flush=True)
 
 
 def main() -> None:
@@ -437,14 +438,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--part", type=int, help="device memory for one in so many tokens of the trace")
     parser.add_argument("--conversations", type=int, default=64, help="with --part")
+    parser.add_argument("--num-turns", type=int, default=10, help="of a conversation, with --part")
+    parser.add_argument(
+        "--budget", type=float, default=math.inf, help="with --engine: seconds for each of the three runs"
+    )
     parser.add_argument("--engine", action="store_true", help="with --part: a real engine")
     parser.add_argument("--model", help="with --engine; the embedded model by default")
     args = parser.parse_args()
     console = Console(width=150)
     if args.part:
-        trace = make_trace(args.conversations, 10, args.shift, args.seed)
+        trace = make_trace(args.conversations, args.num_turns, args.shift, args.seed)
         if args.engine:
-            replay(args.model, trace, args.part)
+            replay(args.model, trace, args.part, args.budget)
         else:
             print_parts(console, trace, args.part)
         return

@@ -357,6 +357,29 @@ def test_loop_idle_engine_checks_its_cache_until_a_request_arrives(peer: Peer, m
     assert core.scheduler.state(0.0).counters["requests"] == 2
 
 
+def test_loop_idle_work_that_never_ends_takes_turns_with_checks_of_the_cache(peer: Peer, monkeypatch) -> None:
+    monkeypatch.setattr(loop_module, "IDLE_WORK_AFTER_S", 0.0)
+    happened: list[str] = []
+
+    def piece() -> bool:
+        happened.append("piece")
+        return True
+
+    def compare(tier: str, there: Mapping[str, Ids], here: Mapping[str, Ids]) -> dict[str, np.ndarray]:
+        happened.append("slice")
+        return {kind: np.zeros(len(ids), dtype=bool) for kind, ids in there.items()}
+
+    core = peer.core
+    core.in_idle_time = piece
+    core.checks = CacheChecks(core.scheduler, compare, per_minute=inf, now=0.0)
+    peer.say(add(1, [*range(1, 41)]))
+    peer.work()
+    for _ in range(40):
+        peer.loop.turn()
+    assert happened.count("slice") > 1
+    assert happened.count("piece") >= happened.count("slice")
+
+
 def test_idle_work_is_done_a_piece_at_a_time_and_gives_way_to_whoever_asks(peer: Peer, monkeypatch) -> None:
     monkeypatch.setattr(loop_module, "IDLE_WORK_AFTER_S", 0.0)
     happened: list[str] = []

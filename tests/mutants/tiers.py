@@ -216,6 +216,13 @@ TIERS = (
         "engine/test_loop.py::test_loop_idle_engine_checks_its_cache_until_a_request_arrives",
     ),
     Mutant(
+        "C30 a check that is due waits for no more than one piece of idle work",
+        "engine/loop/loop.py",
+        "(self._checked_last or not self._is_check_due(began))",
+        "True",
+        "engine/test_loop.py::test_loop_idle_work_that_never_ends_takes_turns_with_checks_of_the_cache",
+    ),
+    Mutant(
         "C8 an engine looks for leaked pages in no check",
         "engine/loop/loop.py",
         "        rests = self._core.idle and not self._core.checks.computing\n",

@@ -84,6 +84,7 @@ class EngineLoop:
         self._audit_at = clock() + AUDIT_INTERVAL_S
         self._phase: str = core.sleeper.phase  # that was told
         self._idle_work = True
+        self._checked_last = False  # in the idle turn before: a check and a piece of idle work take turns
         self._turn_began: float | None = None  # None while it waits for frames
         self._flushes: list[int] = []  # serials of those who wait for their end
         self._saves: list[int] = []  # the same of writes to files
@@ -131,14 +132,21 @@ class EngineLoop:
             self._report()
             return updates
         updates = self._core.handle_transfers()
-        if without_frames and self._idle_work:
-            self._idle_work = self._core.in_idle_time()
-        elif without_frames and not self._core.sleeper.away:
-            began = self._clock()
+        if not without_frames:
+            return updates
+        began = self._clock()
+        if self._idle_work and (self._checked_last or not self._is_check_due(began)):
+            self._idle_work, self._checked_last = self._core.in_idle_time(), False
+        elif not self._core.sleeper.away:
+            self._checked_last = True
             self._core.stats.last_step_at = began  # the time without work is no delay
             self._core.checks.turn(began)
             self._core.stats.worked(self._clock() - began, for_check=True)
         return updates
+
+    def _is_check_due(self, now: float) -> bool:
+        """Return whether a check of the prefix cache is due, or under way."""
+        return not self._core.sleeper.away and self._core.checks.wait_s(now, 0.0) == 0.0
 
     def _answer(self) -> None:
         """Send a state for each question whose work has ended."""
