@@ -13,11 +13,14 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.formats.quantization import Quantization
 from forebay.models import Model, describe, needs_of
 from forebay.models.shares import check_for_ranks
-from forebay.ops.exchange import Share
+from forebay.ops import Ops
+from forebay.ops.exchange import ALONE, Exchange, Share, share_of
 from tests.kernels import VARIANTS
 from tests.models.drive import Driver
-from tests.models.ranks import model_of, on_ranks, ops_of_ranks
+from tests.models.ranks import exchanges_of, model_of, on_ranks, ops_of_ranks
+from tests.models.test_embedded import PATH as EMBEDDED
 from tests.models.tiny import CASES, random_ids, shared_tiny
+from tests.ops.exchanging import on_each
 
 pytestmark = pytest.mark.skipif(not VARIANTS, reason="no native kernels for this CPU")
 
@@ -133,3 +136,20 @@ def test_model_is_refused_before_its_weights_are_read() -> None:
     checkpoint, (ops,) = open_checkpoint(shared_tiny("llama").path), ops_of_ranks("torch", 1)
     with pytest.raises(ConfigError, match="3 ranks"):
         models.load(checkpoint, ops=ops, dtype=torch.float32, progress=progress, share=Share(size=3))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not EMBEDDED.is_file(), reason="the embedded model is not in the cache: make install")
+def test_three_ranks_of_the_embedded_model_in_the_codes_of_its_file_have_the_logits_of_the_whole() -> None:
+    def run(ops: Ops, exchange: Exchange) -> torch.Tensor:
+        share, checkpoint = share_of(exchange), open_checkpoint(EMBEDDED)
+        options = {"dtype": torch.float32, "quantization": Quantization.FILE, "context_length": 64}
+        model = models.load(checkpoint, ops=ops, share=share, **options)
+        assert isinstance(model, Model)
+        assert model.held_bytes["4 bits"] > 0
+        return Driver(model).step([(1, IDS[:3])])[0]
+
+    ops = ops_of_ranks("native", 3)
+    whole = run(ops[0], ALONE)
+    first, *_ = on_each(exchanges_of(ops), lambda exchange: run(ops[exchange.rank], exchange))
+    assert torch.equal(first, whole)
