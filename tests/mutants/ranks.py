@@ -34,8 +34,8 @@ RANKS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C28 C31 a group of Mamba-2 that several ranks have is normed as a whole",
         "layers/mamba2.py",
-        "        self._cuts_groups = share.size > whole.num_groups\n",
-        "        self._cuts_groups = False\n",
+        "gated_rms_norm(gather(y), gather(gate), self._norm)",
+        "gated_rms_norm(y.repeat(1, len(self._norm.weight) // y.shape[1]), gather(gate), self._norm)",
         "models/test_ranks.py::test_ranks_more_than_groups_norm_whole_groups",
     ),
     Mutant(
