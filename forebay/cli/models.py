@@ -316,7 +316,7 @@ def _encoder(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     if vision is None:
         return []
     parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.encoder.values())
-    layers = f"{vision.num_layers} layers of width {vision.hidden_size}"
+    layers = f"{vision.num_layers} layer{'s' * (vision.num_layers > 1)} of width {vision.hidden_size}"
     return [("images", f"{vision.tiles}; an encoder of {layers}, {parameters / 1e6:,.1f} M parameters")]
 
 
@@ -344,7 +344,8 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
         narrow = dtype == "float32" and weights < parameters * ITEM_BYTES["float32"]
         note = ", of which bfloat16 numbers stay in 2 bytes and are widened as they are read" if narrow else ""
         rows.append((f"memory, {dtype}", f"weights {human_bytes(weights)}{note}"))
-        rows.append(("", f"KV {human_bytes(sizes.kv_bytes_per_token)} a token: {kv}"))
+        if sizes.kv_bytes_per_token:
+            rows.append(("", f"KV {human_bytes(sizes.kv_bytes_per_token)} a token: {kv}"))
         rows += [("", words) for words in describe_request(sizes)]
     memory = available_memory()
     return [*rows, ("this machine", f"{human_bytes(memory.value)} {memory.why}")]

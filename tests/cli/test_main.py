@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from forebay.cli.doctor import kernels_finding
 from forebay.cli.doctor_machine import Verdict, cpu_finding
 from forebay.cli.main import main
 from forebay.config.server_args import FLAGS
+from tests.models.text_encoders import shared_encoder, write_tokenizer
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -305,3 +307,14 @@ def test_main_imports_nothing_of_forebay_before_it_handles_ctrl_c() -> None:
     code = "import forebay.cli.main, sys; print(*sorted(name for name in sys.modules if name.startswith('forebay')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["forebay", "forebay.cli", "forebay.cli.main"]
+
+
+def test_inspect_of_a_text_encoder_names_its_layers_and_no_kv(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(shared_encoder("bert").path, tmp_path / "bert")
+    write_tokenizer(folder)
+    assert main(["models", "inspect", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "3 of width 48, inner 80" in shown
+    assert "KV 0 B" not in shown

@@ -89,7 +89,8 @@ def test_model_that_reads_images_comes_with_its_encoder_tokens_and_processors(
     Expansion(Tokenizer.from_path(target), tiling)
     capsys.readouterr()
     assert main(["models", "inspect", str(target)]) == 0
-    assert f"{vision.tiles}; an encoder of {num_layers} layers of width 32" in capsys.readouterr().out
+    layers = "1 layer" if num_layers == 1 else f"{num_layers} layers"
+    assert f"{vision.tiles}; an encoder of {layers} of width 32" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("model_type", "written"), [("smolvlm", "<image>"), ("gemma3", "<start_of_image>")])

@@ -151,6 +151,13 @@ SIMULATED = (
         "transfer/test_layout.py::test_layout_of_draft_checkpoint_and_activations_are_compared",
     ),
     Mutant(
+        "C31 layouts compare the numbers of image processors",
+        "transfer/session/layout.py",
+        "{**around, **files.own}",
+        "around",
+        "transfer/test_layout.py::test_layout_with_other_sizes_of_pictures_names_both_numbers",
+    ),
+    Mutant(
         "C31 layouts compare the version of weights",
         "transfer/wire/frames.py",
         "msgspec.structs.replace(self, page_size=0)",

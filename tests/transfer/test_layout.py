@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +16,9 @@ from forebay.config.engine_config import CacheTypes, SpeculativeAlgorithm
 from forebay.formats.identity import weights_digest
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import CacheSpec, FullAttention, RecurrentState
-from forebay.transfer.session.layout import columns_of
+from forebay.transfer.session.layout import columns_of, picture_lines
 from forebay.transfer.session.layout import layout_of as layout_of_engine
-from forebay.transfer.wire.frames import PROTOCOL, Layout, mismatch
+from forebay.transfer.wire.frames import PROTOCOL, Layout, layout_mismatch, mismatch
 from tests.transfer.pair import EIGHT_BITS, EVERYTHING, NUM_SLOTS, PLAIN, layout_of
 
 
@@ -116,6 +117,7 @@ def test_layout_of_draft_checkpoint_and_activations_are_compared(tmp_path: Path)
             quantization="none",
             types=CacheTypes(dtype="float32"),
             activation_bits=bits,
+            pictures=SimpleNamespace(mmproj=None),
         )
         return layout_of_engine(cache(), config, vocab_size=9, kernels="torch")  # type: ignore[arg-type]
 
@@ -140,5 +142,34 @@ def test_layout_of_draft_checkpoint_and_activations_are_compared(tmp_path: Path)
         "kernels": "torch",
         "activation_bits": 8,
         "columns": list(columns_of(cache())),
+        "pictures": [],
     }
     assert to_builtins(layout(standalone, "draft", 8)) == expected, "each property of its own source"
+
+
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
+def test_layout_with_other_sizes_of_pictures_names_both_numbers(name: str, tmp_path: Path) -> None:
+    """C31: servers that cut pictures otherwise make other tokens of one prompt, whose halves would never meet."""
+
+    def layout(edge: int) -> Layout:
+        folder = tmp_path / str(edge)
+        folder.mkdir()
+        own = {"size": {"longest_edge": edge}, "image_mean": [0.5], "image_processor_type": "a"}
+        (folder / name).write_text(json.dumps(own if name.startswith("pre") else {"image_processor": own}))
+        return layout_of(cache(), pictures=picture_lines(folder, None))
+
+    small, large = layout(512), layout(1024)
+    assert small.pictures == ["image_mean.0: 0.5", "size.longest_edge: 512"]
+    said = mismatch(small, large)
+    assert said == "pictures: prefill has 'size.longest_edge: 512', decode 'size.longest_edge: 1024'"
+    assert layout_mismatch(said).code == "layout_mismatch"
+    assert mismatch(small, small) == ""
+
+
+def test_layout_of_another_encoder_file_of_a_gguf_model_is_another(tmp_path: Path) -> None:
+    files = [tmp_path / f"mmproj-{edge}.gguf" for edge in (1, 2)]
+    for file in files:
+        file.write_bytes(b"GGUF" + file.name.encode())
+    first, second = (layout_of(cache(), pictures=picture_lines(tmp_path / "model.gguf", str(file))) for file in files)
+    assert mismatch(first, second).startswith("pictures: prefill has 'mmproj: ")
+    assert picture_lines(tmp_path / "model.gguf", None) == []

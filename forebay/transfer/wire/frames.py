@@ -57,7 +57,8 @@ Version = Annotated[int, Meta(ge=0, le=2**62)]
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """`columns` are the lines of all that layers keep, `weights` the digest of what it is computed with, the engine's
     `weight_version`, `kernels` and `activation_bits` what else decides its bits; `draft_weights` are those of a
-    checkpoint of its own that guesses and keeps some of the columns."""
+    checkpoint of its own that guesses and keeps some of the columns. `pictures` are the lines of what makes tokens of
+    pictures."""
 
     protocol: Annotated[int, Meta(ge=0, le=2**31 - 1)] = PROTOCOL
     version: Name = __version__
@@ -71,6 +72,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     kernels: Name
     activation_bits: Annotated[int, Meta(ge=0, le=64)]
     columns: Annotated[list[Name], Meta(max_length=MAX_COLUMNS)]
+    pictures: Annotated[list[Name], Meta(max_length=MAX_COLUMNS)] = []
 
     @property
     def digest(self) -> str:
@@ -84,8 +86,8 @@ def mismatch(prefill: Layout, decode: Layout) -> str:
     if prefill.digest != decode.digest:
         for name in Layout.__struct_fields__:
             ours, theirs = getattr(prefill, name), getattr(decode, name)
-            if name == "columns" and ours != theirs:
-                return _columns_mismatch(ours, theirs)
+            if isinstance(ours, list) and ours != theirs:
+                return _lines_mismatch(name, ours, theirs)
             if name != "page_size" and ours != theirs:
                 return f"{name}: prefill has {ours!r}, decode {theirs!r}"
     sizes = sorted((prefill.page_size, decode.page_size))
@@ -94,11 +96,11 @@ def mismatch(prefill: Layout, decode: Layout) -> str:
     return ""
 
 
-def _columns_mismatch(prefill: list[str], decode: list[str]) -> str:
+def _lines_mismatch(name: str, prefill: list[str], decode: list[str]) -> str:
     for i in range(max(len(prefill), len(decode))):
         ours, theirs = ((lines[i] if i < len(lines) else "nothing") for lines in (prefill, decode))
         if ours != theirs:
-            return f"columns: prefill keeps {ours!r}, decode {theirs!r}"
+            return f"{name}: prefill has {ours!r}, decode {theirs!r}"
     return ""
 
 
