@@ -11,23 +11,30 @@ MACHINE ?= $(shell uname -m)
 # One more than two cores: where a test waits for servers, another computes.
 WORKERS ?= 3
 
-.PHONY: serve test test-all clients install dev lint check coverage bench bench-limits bench-peers test-gpu bench-gpu wheel docs
+.PHONY: serve test test-all cases all-cases clients install dev lint check coverage bench bench-limits bench-peers test-gpu bench-gpu wheel docs
 
 # make serve ARGS="--port 30001"
 serve: install
 	@exec $(BIN)/forebay serve $(ARGS)
 
 # A shell that keeps no bytecode would have hundreds of processes of tests compile the same modules.
-test test-all check: export PYTHONDONTWRITEBYTECODE :=
+cases all-cases check: export PYTHONDONTWRITEBYTECODE :=
 
 # Of a folder, what its change can reach: make test AREA=scheduler. By name: make test ARGS="-k scheduler"
-test: lint
-	@files=$$($(if $(AREA),$(BIN)/python -m tests.reached $(AREA),:)) && \
-	$(BIN)/python -m pytest --workers $(WORKERS) -m "not slow" $$files $(ARGS)
+# Types are checked on one core while the other collects tests.
+test:
+	@$(MAKE) --no-print-directory -j 2 lint cases
 
 # The long tier too, over an hour: 10,000 seeds, the pools at full size, fuzzers, the API's matrix, a soak.
 # make test-all ARGS="-m slow"
-test-all: lint
+test-all:
+	@$(MAKE) --no-print-directory -j 2 lint all-cases
+
+cases: dev
+	@files=$$($(if $(AREA),$(BIN)/python -m tests.reached $(AREA),:)) && \
+	$(BIN)/python -m pytest --workers $(WORKERS) -m "not slow" $$files $(ARGS)
+
+all-cases: dev
 	@$(BIN)/python -m pytest --workers $(WORKERS) $(ARGS)
 
 install:
