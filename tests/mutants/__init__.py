@@ -32,6 +32,7 @@ from tests.mutants.norms import NORMS
 from tests.mutants.outer import OUTER
 from tests.mutants.pictures import PICTURES
 from tests.mutants.pooling import POOLING
+from tests.mutants.rank_log import RANK_LOG
 from tests.mutants.ranks import RANKS
 from tests.mutants.retention import RETENTION
 from tests.mutants.route import ROUTE
@@ -59,6 +60,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ENGINE,
     *TRANSFER,
     *SERVER,
+    *RANK_LOG,
     *ROUTE,
     *RANKS,
     *RETENTION,

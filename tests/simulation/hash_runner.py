@@ -324,7 +324,11 @@ class HashRunner:
             raise RunnerError(
                 f"step {plan.step} reads poison, no token or a state of another length for requests {sorted(garbage)}"
             )
-        return self._sample(step, tokens, mix_array(digest), hidden, poisoned)
+        return self._sample(step, tokens, self._values(step, digest), hidden, poisoned)
+
+    def _values(self, step: HashStep, digest: U64) -> U64:
+        """What is sampled from [Q], of the digests of what is known there [Q]."""
+        return mix_array(digest)
 
     def _tokens(self, step: HashStep) -> I64:
         """The tokens that the step computes [T]."""
@@ -367,11 +371,19 @@ class HashRunner:
             previous = self.windows.chain_before(step.windows, starts)
         else:
             return _NO_WORDS
-        before = np.where(starts > 0, previous, self.salts[plan.rows])
+        before = np.where(starts > 0, previous, self._origins(plan.rows))
         keys = self._keys(step, tokens) * PLACE[starts[which] + step.inside]
         total = np.cumsum(keys, dtype=np.uint64)
         offset = before - (total - keys)[step.firsts]
         chain: U64 = total + offset[which]
+        return chain
+
+    def _origins(self, rows: I64) -> U64:
+        """The chain values in front of the first tokens of these rows [S]."""
+        return self.salts[rows]
+
+    def _content(self, chain: U64) -> U64:
+        """What this device has in the places of these chain values."""
         return chain
 
     def _check_windows(self, step: HashStep, read: U64) -> None:
@@ -382,7 +394,7 @@ class HashRunner:
                 assert step.windows is not None
                 row = int(plan.rows[i])
                 keys = keys_of(np.array(self.known[row][:start]), self._rows_of(int(step.tenants[i])))
-                right = chain_of(keys, 0, int(self.salts[row]))
+                right = self._content(chain_of(keys, 0, int(self.salts[row])))
                 self.windows.check_content(step.windows, i, start, right, read)
 
     def _accept(self, step: HashStep, tokens: I64, chosen: I64) -> I64:
@@ -410,20 +422,12 @@ class HashRunner:
             accepted[i] = plan.q_lens[i] if i < plan.num_extends else poisoned[i] + 1
             chosen[step.sampled == step.firsts[i] + accepted[i] - 1] += 1
         chosen %= self.model.vocab
-        kept = (step.inside < accepted[which])[step.sampled]
-        kept[: plan.num_extends] = plan.sample_mask[: plan.num_extends]
+        kept = self._kept(step, accepted)
         rows, chosen, values = plan.rows[which[step.sampled]][kept], chosen[kept], values[kept]
-        self.last_tokens[rows] = chosen  # where a row has several the last one stays
-        np.add.at(self.counts, rows, KEY[chosen])
         for row, token in zip(rows.tolist(), chosen.tolist(), strict=True):
             if self.restricted[row]:
                 self.restricted[row].read(token)
-        self._forget(step, step.inside >= accepted[which])
-        if self.states:
-            self.states.advance(step, accepted)
-        for i in failed:
-            self._spoil(step, i)
-        self._advance(step, accepted)
+        self._go_on(step, rows, chosen, accepted, failed)
         self._draft(step)
         return StepResult(
             token_ids=chosen.tolist(),
@@ -433,6 +437,24 @@ class HashRunner:
             prompt_logprobs=self._prompt_logprobs(step, hidden),
             vectors=vectors,
         )
+
+    def _kept(self, step: HashStep, accepted: I64) -> Mask:
+        """Of what was sampled, which tokens count [Q]."""
+        plan = step.plan
+        kept: Mask = (step.inside < accepted[step.which])[step.sampled]
+        kept[: plan.num_extends] = plan.sample_mask[: plan.num_extends]
+        return kept
+
+    def _go_on(self, step: HashStep, rows: I64, chosen: I64, accepted: I64, failed: Iterable[int]) -> None:
+        """The rows continue with the tokens `chosen`, of which a row may have several."""
+        self.last_tokens[rows] = chosen  # where a row has several the last one stays
+        np.add.at(self.counts, rows, KEY[chosen])
+        self._forget(step, step.inside >= accepted[step.which])
+        if self.states:
+            self.states.advance(step, accepted)
+        for i in failed:
+            self._spoil(step, i)
+        self._advance(step, accepted)
 
     def _choose_allowed(self, step: HashStep, chosen: I64, values: U64) -> None:
         assert self._take_masks is not None

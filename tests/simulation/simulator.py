@@ -30,7 +30,7 @@ from forebay.requests import account
 from forebay.requests.pictures import Picture
 from forebay.requests.request import Request, RequestFault
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
-from forebay.requests.step_plan import HostCopy, StepPlan, StepResult, TierCopy
+from forebay.requests.step_plan import HostCopy, Runner, StepPlan, StepResult, TierCopy
 from forebay.requests.updates import Failure, FinishReason, Update
 from forebay.scheduler import admission, recovery
 from forebay.scheduler.grammars import Constraints
@@ -120,7 +120,7 @@ class Simulation:
         self.widths = self._make_widths(config.speculation)
         self.core = EngineCore(
             self.scheduler,
-            self.device,
+            self._runner_of_core(),
             vocab_size=traffic.vocab,
             clock=lambda: self.now,
             widths=self.widths,
@@ -140,6 +140,9 @@ class Simulation:
 
     def _make_widths(self, options: SpeculationOptions) -> Widths | None:
         return RandomWidths(options, self.choices) if options.num_draft_tokens > 1 else None
+
+    def _runner_of_core(self) -> Runner:
+        return self.device
 
     def _other_parts(self) -> dict[str, Any]:
         """What else the core is made with."""

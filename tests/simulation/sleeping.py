@@ -23,7 +23,7 @@ from tests.kinds_of import states_of
 from tests.simulation.command_line import command_line
 from tests.simulation.device_memory import POISON
 from tests.simulation.event_log import Outcome
-from tests.simulation.hash_runner import NO_TOKEN
+from tests.simulation.hash_runner import NO_TOKEN, HashRunner
 from tests.simulation.hashing import U64
 from tests.simulation.liveness import require
 from tests.simulation.oracles import namespace_of
@@ -44,6 +44,39 @@ class Kept:
     windows: U64 | None
     states: U64 | None
     lens: I64 | None
+
+
+def kept_of(runner: HashRunner, places: Mapping[str, I64]) -> Kept:
+    return Kept(
+        places=dict(places),
+        pages=runner.pages.by_slot[places["kv"]],
+        windows=runner.windows.bytes.by_slot[places["window"]] if runner.windows else None,
+        states=runner.states.states[places["state"]] if runner.states else None,
+        lens=runner.states.lens[places["state"]] if runner.states else None,
+    )
+
+
+def put_back(runner: HashRunner, kept: Kept) -> None:
+    runner.pages.by_slot[kept.places["kv"]] = kept.pages
+    if runner.windows:
+        runner.windows.bytes.by_slot[kept.places["window"]] = kept.windows
+    if runner.states:
+        runner.states.states[kept.places["state"]] = kept.states
+        runner.states.lens[kept.places["state"]] = kept.lens
+
+
+def poison(runner: HashRunner) -> None:
+    """Of what the device has nothing is left."""
+    runner.kv[:] = POISON
+    runner.table[:] = 0
+    for column in (runner.last_tokens, runner.draft_tokens):
+        column[:] = NO_TOKEN
+    if runner.windows:
+        runner.windows.bytes.words[:] = POISON
+        runner.windows.full_to_window[:] = 0
+    if runner.states:
+        runner.states.states[:] = POISON
+        runner.states.lens[:] = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,13 +181,7 @@ class Sleeping:
         scheduler, runner = self.scheduler, self.runner
         num_bytes = sum(len(ids) * self.config.kinds.slot_bytes[kind] for kind, ids in places.items())
         require(num_bytes <= scheduler.memory.host_copies.room, f"{num_bytes} bytes of the cache are kept")
-        self.kept = Kept(
-            places=dict(places),
-            pages=runner.pages.by_slot[places["kv"]],
-            windows=runner.windows.bytes.by_slot[places["window"]] if runner.windows else None,
-            states=runner.states.states[places["state"]] if runner.states else None,
-            lens=runner.states.lens[places["state"]] if runner.states else None,
-        )
+        self.kept = kept_of(runner, places)
         self.num_kept += len(places["kv"])
         self.num_retained += len([*scheduler.pools.cache.retention])
         return num_bytes
@@ -188,27 +215,11 @@ class Sleeping:
         self._check_clear()
 
     def _put_back(self, kept: Kept) -> None:
-        runner, self.kept, self.oracles.caches_are_there = self.runner, None, True
-        runner.pages.by_slot[kept.places["kv"]] = kept.pages
-        if runner.windows:
-            runner.windows.bytes.by_slot[kept.places["window"]] = kept.windows
-        if runner.states:
-            runner.states.states[kept.places["state"]] = kept.states
-            runner.states.lens[kept.places["state"]] = kept.lens
+        self.kept, self.oracles.caches_are_there = None, True
+        put_back(self.runner, kept)
 
     def _poison(self) -> None:
-        """Of what the device has nothing is left."""
-        runner = self.runner
-        runner.kv[:] = POISON
-        runner.table[:] = 0
-        for column in (runner.last_tokens, runner.draft_tokens):
-            column[:] = NO_TOKEN
-        if runner.windows:
-            runner.windows.bytes.words[:] = POISON
-            runner.windows.full_to_window[:] = 0
-        if runner.states:
-            runner.states.states[:] = POISON
-            runner.states.lens[:] = -1
+        poison(self.runner)
 
     def _expect_other_tokens(self) -> None:
         for req in (*self.scheduler.queues.waiting, *self.scheduler.queues.pending):
