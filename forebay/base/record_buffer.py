@@ -62,15 +62,19 @@ class RecordBuffer:
         self._memory[_FIRST_AT + _LENGTH.size : _FIRST_AT + _LENGTH.size + len(record)] = record
         _LENGTH.pack_into(self._memory, _FIRST_AT, len(record))
 
-    def append(self, record: bytes) -> None:
-        """Write a record over the oldest ones. Raises ValueError for a record that is longer than the buffer."""
-        written, size, capacity = self._written, len(record) + 4, self._capacity
+    def append(self, record: bytes, before: bytes | None = None) -> None:
+        """Write a record over the oldest ones, with another one `before` it at once. Raises ValueError for records that
+        are longer than the buffer."""
+        data = _pack_length(len(record)) + record
+        if before is not None:
+            data = _pack_length(len(before)) + before + data
+        written, size, capacity = self._written, len(data), self._capacity
         end = written + size
         if end - self._oldest > capacity:
             if size > capacity:
-                raise ValueError(f"a record of {len(record)} bytes in a buffer of {capacity}")
+                raise ValueError(f"a record of {size - _LENGTH.size} bytes in a buffer of {capacity}")
             self._overwrite(end - capacity)
-        data, at = _pack_length(len(record)) + record, written % capacity
+        at = written % capacity
         if at + size <= capacity:
             self._memory[_START + at : _START + at + size] = data
         else:

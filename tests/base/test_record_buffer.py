@@ -46,6 +46,16 @@ def test_record_buffer_writer_in_another_process_is_killed_and_its_records_are_t
     assert reader.content().records == [b"%d" % i for i in range(100)]
 
 
+def test_record_buffer_record_with_one_before_it_writes_both_or_none() -> None:
+    writer, reader = buffer_of(100)
+    for number in range(9):
+        writer.append(b"second %d" % number, b"first %d" % number)
+    assert reader.content().records[-2:] == [b"first 8", b"second 8"]
+    with pytest.raises(ValueError, match="in a buffer of 100"):
+        writer.append(bytes(60), bytes(60))
+    assert reader.content().records[-2:] == [b"first 8", b"second 8"]
+
+
 def test_record_buffer_record_too_long_is_refused_and_changes_nothing() -> None:
     writer, reader = buffer_of(100)
     writer.append(b"kept")

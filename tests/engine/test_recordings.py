@@ -28,10 +28,12 @@ from forebay.engine.recorder.file import Header, read
 from forebay.engine.recorder.recorder import start
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import Grammar, GrammarKind, SamplingParams
-from forebay.scheduler.journal import Added, Committed
+from forebay.scheduler.journal import Added, Committed, Planning
 from forebay.scheduler.scheduler import Scheduler
 from tests.deadlines import HANGS_S
+from tests.engine.engine_fakes import CONFIG, ScriptedEngine, beat
 from tests.engine.fake_engine import ENTRY, script
+from tests.engine.scenes import FakeTime, play
 from tests.simulation.rig import config
 
 CANARY = "the canary sings"
@@ -173,6 +175,23 @@ def test_recordings_folder_that_cannot_be_written_is_logged(folder: Path, caplog
     assert "flight_recorder_failed" in caplog.text
 
 
+def test_recordings_engine_that_hangs_at_a_step_leaves_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.engine.client.link.WATCH_INTERVAL_S", 0.0)
+    scheduler, buffer = recorded_scheduler()
+    scheduler.add(Request(1, [1, 2, 3], SamplingParams(max_tokens=2)), 0.0)
+
+    async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
+        engine.link.recordings = Recordings(buffer, dict, has_tokens=False)
+        peer.say(beat(turn_age_s=CONFIG.scheduling.stall_timeout_s + 1))
+        assert (await engine.link.died()).code == "engine_stalled"
+        await engine.link.recordings.settle()
+
+    play(scene, time=FakeTime())
+    recording = read(only(folder))
+    assert "the engine has been at one step for 61.0 s" in recording.header.reason
+    assert [type(record) for record in recording.records] == [Added]
+
+
 def test_recordings_faults_that_are_counted_write_a_file_each_minute_at_most(folder: Path) -> None:
     _, buffer = recorded_scheduler()
     now = 0.0
@@ -217,9 +236,24 @@ def written(folder: Path) -> Path:
     scheduler, buffer = recorded_scheduler()
     scheduler.add(Request(1, [1, 2, 3], SamplingParams(max_tokens=2)), 0.0)
     scheduler.plan(1.0)
+    scheduler.expire(2.0)  # a plan is appended with the next record
     path = folder / "one.bin"
     file.write(path, Header(model={"model_type": "llama"}, reason="a test"), buffer.content())
     return path
+
+
+def test_replay_engine_that_died_behind_a_plan_decides_it_again(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheduler, buffer = recorded_scheduler()
+    scheduler.add(Request(1, [1, 2, 3], SamplingParams(max_tokens=2)), 0.0)
+    plan = scheduler.plan(1.0)
+    path = folder / "one.bin"
+    file.write(path, Header(), buffer.content())
+    assert [type(record) for record in read(path).records] == [Added, Planning]
+    assert plan is not None
+    assert command.run([str(path), "--step", str(plan.step)]) == 0
+    assert "row 1: prompt tokens 0 to 3, request 1 begins" in capsys.readouterr().out
 
 
 def test_replay_prints_the_plan_of_a_step(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,7 +294,7 @@ def test_file_cut_anywhere_gives_one_line(written: Path) -> None:
     for length in range(0, len(content), 29):
         written.write_bytes(content[:length])
         try:
-            assert len(read(written).records) < 3  # it was cut between two parts
+            assert len(read(written).records) < 4  # it was cut between two parts
         except ConfigError as error:
             lines.add(error.message)
     assert any("truncated" in line for line in lines)

@@ -51,6 +51,13 @@ FLIGHTS = (
         _SIMULATED,
     ),
     Mutant(
+        "C19 a plan is recorded before the next input",
+        "engine/recorder/recorder.py",
+        "            self._append(data, before)\n",
+        "            self._append(data)\n",
+        _SIMULATED,
+    ),
+    Mutant(
         "C19 a replay compares each plan",
         "engine/recorder/replay.py",
         "            if recorded != record:\n",

@@ -56,7 +56,11 @@ class Recording:
         self.replayed = Replayed(seeds=0)
         self._drain = sim.drain
         sim.drain = self.drain
-        sim.scheduler.queues.journal = Recorder(self.data.append)
+        sim.scheduler.queues.journal = Recorder(self.append)
+
+    def append(self, record: bytes, before: bytes | None = None, /) -> None:
+        """Keep a record and the one before it."""
+        self.data += [record] if before is None else [before, record]
 
     def calm(self) -> None:
         """Note that it retracts no more than it must from now on."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 import msgspec
 
@@ -15,22 +15,43 @@ from forebay.scheduler.scheduler import Scheduler
 WHOLE_EVERY: Final = 256  # steps: what was overwritten before is then not needed to read a plan
 
 
+class Append(Protocol):
+    """Writes a record, with another one `before` it at once. Raises ValueError if there is no room for them."""
+
+    def __call__(self, record: bytes, before: bytes | None = None, /) -> None: ...
+
+
 class Recorder:
     """A journal that encodes each record for `append`. A record that `append` refuses with ValueError is replaced by a
-    short one."""
+    short one.
 
-    def __init__(self, append: Callable[[bytes], None]) -> None:
+    Inputs are appended before the scheduler acts on them. A plan is only compared with: it is appended together with
+    the next record, so that a decode step appends twice. The last plan of an engine that dies is not recorded."""
+
+    def __init__(self, append: Append) -> None:
         self._append, self._encode = append, msgspec.msgpack.Encoder().encode
         self._last: Planned | None = None
+        self._plan: bytes | None = None  # that the next record is appended with
 
     def __call__(self, record: Record) -> None:
-        """Append a record."""
+        """Append a record, unless it is a plan."""
+        before, self._plan = self._plan, None
         if type(record) is Planned:
+            if before is not None:
+                self._alone(before)
             last, self._last = self._last, record
-            if last is not None and _is_alike(last, record):
-                self._append(self._encode(Again(record.step, record.rest)))
-                return
+            is_alike = last is not None and _is_alike(last, record)
+            self._plan = self._encode(Again(record.step, record.rest) if is_alike else record)
+            return
         data = self._encode(record)
+        try:
+            self._append(data, before)
+        except ValueError:
+            if before is not None:
+                self._alone(before)
+            self._alone(data)
+
+    def _alone(self, data: bytes) -> None:
         try:
             self._append(data)
         except ValueError:

@@ -322,6 +322,9 @@ class Replay:
                 self._cursor.take(Planning)
         elif isinstance(record, Planned):
             recorded = self._cursor.take(Planned)
+            if recorded is None and self._cursor.peek() is None:
+                self._planned(self.scheduler.queues.flights[-1].plan)  # a plan is recorded with what follows it
+                return
             if recorded != record:
                 self._differ(recorded if isinstance(recorded, Planned) else None, record)
                 return
