@@ -3,10 +3,9 @@
     python -m benchmarks.ranks                            # two ranks, 1, 4 and 16 rows; two minutes
     python -m benchmarks.ranks --size 4 --steps 100
 
-The model is random: 24 layers of 576 as the embedded one has 30, but with 8 query and 4 KV heads, which 2 and 4 ranks
-can divide (of the embedded model's 9 heads they cannot), in int8 codes. Each rank is a process with one thread; all run
-the same steps without a scheduler. `exchange` is the time of a step's exchanges alone, of the same shapes in the same
-order. Tokens of the ranks and of one process must be equal.
+The model is the embedded one in the codes of its file: of its 3 KV heads, one of two ranks has two. Each rank is a
+process with one thread; all run the same steps without a scheduler. `exchange` is the time of a step's exchanges alone,
+of the same shapes in the same order. Tokens of the ranks and of one process must be equal.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -30,32 +28,17 @@ from forebay.backends import make_ops
 from forebay.base.units import human_bytes
 from forebay.config.engine_config import CacheTypes
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import config_from_folder
+from forebay.families.model_config import ModelConfig
 from forebay.formats.quantization import Quantization
+from forebay.formats.store import find_model
 from forebay.memory.budget import PoolSizes
-from forebay.models.random_weights import write_random_weights
-from forebay.ops.exchange import ALONE, Exchange, share_of
+from forebay.ops.exchange import ALONE, Exchange, share_of, units_of
 from forebay.ops.native.exchange import SharedExchange, mapped, shared_bytes
 from forebay.ops.native.ops import NativeOps
 from forebay.runtime import build_runner
 from tests.runtime.plans import Planner
 
-LAYERS, HIDDEN, INNER, VOCAB, HEADS = 24, 576, 1536, 49152, 8
 PROMPT, PAGE_SIZE, PAGES_PER_ROW = 64, 16, 64
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": True,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +51,6 @@ class Figures:
     weight_bytes: int
 
 
-def made(folder: Path) -> Path:
-    """Write the random model."""
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    config, path = config_from_folder(folder), folder / "model.safetensors"
-    write_random_weights(config, path, dtype="bfloat16", seed=0, progress=lambda done, total: None)
-    return folder
-
-
 def native(num_threads: int) -> NativeOps:
     """Return kernels of this process alone."""
     ops = make_ops("native", num_threads)
@@ -83,53 +58,57 @@ def native(num_threads: int) -> NativeOps:
     return ops
 
 
-def measured(folder: Path, ops: NativeOps, exchange: Exchange, num_rows: int, num_steps: int) -> Figures:
+def measured(path: Path, ops: NativeOps, exchange: Exchange, num_rows: int, num_steps: int) -> Figures:
     """Run the prompts of all rows, then decode steps."""
-    share, pages = share_of(exchange), num_rows * PAGES_PER_ROW
-    model = models.load(
-        open_checkpoint(folder), ops=ops, dtype=torch.float32, quantization=Quantization.INT8, share=share
-    )
+    checkpoint, context = open_checkpoint(path), PAGE_SIZE * PAGES_PER_ROW
+    options = {"dtype": torch.float32, "quantization": Quantization.FILE, "context_length": context}
+    model = models.load(checkpoint, ops=ops, share=share_of(exchange), **options)
     runner = build_runner(
         model,
         ops=ops,
         sizes=PoolSizes(
-            num_slots={"kv": pages},
+            num_slots={"kv": num_rows * PAGES_PER_ROW},
             page_size=PAGE_SIZE,
             max_running_requests=num_rows,
-            context_length=PAGE_SIZE * PAGES_PER_ROW,
+            context_length=context,
         ),
         types=CacheTypes(),
         max_num_tokens=max(PROMPT, num_rows),
-        vocab_size=VOCAB,
+        vocab_size=checkpoint.config.vocab_size,
         device="cpu",
         exchange=exchange,
     )
     plans = Planner(runner, page_size=PAGE_SIZE, num_rows=num_rows, pages_per_row=PAGES_PER_ROW)
     rows = list(range(1, num_rows + 1))
     for row in rows:
-        plans.admit(row, [(7 * row + place) % VOCAB for place in range(PROMPT)])
+        plans.admit(row, [100 + 7 * row + place for place in range(PROMPT)])
         plans.step([(row, PROMPT)])
     seconds, tokens = [], list[int]()
     for _ in range(num_steps):
         begin = time.perf_counter()
         tokens = plans.step(decodes=rows).token_ids
         seconds.append(time.perf_counter() - begin)
-    return Figures(median(seconds), exchanging(exchange, num_rows, num_steps), tokens, model.weight_bytes)
+    own = exchanging(exchange, checkpoint.config, num_rows, num_steps)
+    return Figures(median(seconds), own, tokens, model.weight_bytes)
 
 
-def exchanging(exchange: Exchange, num_rows: int, num_steps: int) -> float:
+def exchanging(exchange: Exchange, model: ModelConfig, num_rows: int, num_steps: int) -> float:
     """Return the median time of the exchanges of a step; the shapes are those of the model."""
-    size = exchange.size
-    widths = [HEADS * 64 // size, HIDDEN // size, INNER // size, HIDDEN // size] * LAYERS
-    parts = [torch.zeros(num_rows, width) for width in widths]
-    ids, table = torch.zeros(num_rows, dtype=torch.int64), torch.zeros(num_rows, HIDDEN)
-    logits, seconds = torch.zeros(num_rows, VOCAB // size), []
+    size, heads = exchange.size, model.num_kv_heads
+    own = len(units_of(exchange.rank, size, heads)) * model.num_heads // heads * model.head_dim
+    others = [count // size for count in (model.hidden_size, model.intermediate_size, model.hidden_size)]
+    read, *parts = (torch.zeros(num_rows, width) for width in (own, *others))
+    vocabulary = -(-model.vocab_size // size)
+    ids, table = torch.zeros(num_rows, dtype=torch.int64), torch.zeros(num_rows, model.hidden_size)
+    logits, seconds = torch.zeros(num_rows, vocabulary), []
     for _ in range(num_steps):
         begin = time.perf_counter()
-        exchange.rows(table, exchange.places(ids, VOCAB // size), VOCAB // size)
-        for part in parts:
-            exchange.gather(part)
-        exchange.collect(logits, VOCAB)
+        exchange.rows(table, exchange.places(ids, vocabulary), vocabulary)
+        for _ in range(model.num_layers):
+            exchange.gather(read, heads)
+            for part in parts:
+                exchange.gather(part)
+        exchange.collect(logits, model.vocab_size)
         for _ in range(2):
             exchange.spread(ids)
         seconds.append(time.perf_counter() - begin)
@@ -137,23 +116,23 @@ def exchanging(exchange: Exchange, num_rows: int, num_steps: int) -> float:
     return median(seconds)
 
 
-def process(folder: Path, rank: int, size: int, threads: int, rows: int, steps: int, descriptor: int) -> Figures:
+def process(path: Path, rank: int, size: int, threads: int, rows: int, steps: int, descriptor: int) -> Figures:
     """Measure in this process: the rank, or one process without ranks (size 1)."""
     ops, exchange = native(threads), ALONE
     if size > 1:
         memory = mapped(descriptor, shared_bytes(ops.kernels, size))
         exchange = SharedExchange(ops.kernels, memory, rank, size)
-    return measured(folder, ops, exchange, rows, steps)
+    return measured(path, ops, exchange, rows, steps)
 
 
-def run(folder: Path, size: int, threads: int, rows: int, steps: int) -> list[Figures]:
+def run(path: Path, size: int, threads: int, rows: int, steps: int) -> list[Figures]:
     """Start a process for each rank, and return the figures of all."""
     descriptor = os.memfd_create("exchange")
     os.ftruncate(descriptor, shared_bytes(native(1).kernels, size))
     try:
         started = [
             subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.ranks", "--child", str(folder), *map(str, numbers)],
+                [sys.executable, "-m", "benchmarks.ranks", "--child", str(path), *map(str, numbers)],
                 stdout=subprocess.PIPE,
                 pass_fds=[descriptor],
             )
@@ -173,25 +152,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--child", nargs=7, help=argparse.SUPPRESS)
     own = parser.parse_args(arguments)
     if own.child is not None:
-        folder, *numbers = own.child
-        print(json.dumps(asdict(process(Path(folder), *map(int, numbers)))))
+        path, *numbers = own.child
+        print(json.dumps(asdict(process(Path(path), *map(int, numbers)))))
         return
     print(f"load {os.getloadavg()[0]:.1f}, {len(os.sched_getaffinity(0))} cores, {own.steps} steps")
     print(f"| rows | step of {own.size} ranks | of it exchange | steps/s | one process, {own.size} threads | weights |")
     print("|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = made(Path(scratch))
-        for rows in own.rows:
-            ranks, (alone,) = run(folder, own.size, 1, rows, own.steps), run(folder, 1, own.size, rows, own.steps)
-            first = ranks[0]
-            assert first.tokens == alone.tokens, "ranks gave other tokens than one process"
-            weights = " + ".join(human_bytes(each.weight_bytes) for each in ranks)
-            print(
-                f"| {rows} | {1e3 * first.step_s:.2f} ms | {1e6 * first.exchange_s:.0f} us "
-                f"({first.exchange_s / first.step_s:.0%}) | {1 / first.step_s:.0f} | {1 / alone.step_s:.0f} "
-                f"({alone.step_s / first.step_s:.2f}x) | {weights} of {human_bytes(alone.weight_bytes)} |",
-                flush=True,
-            )
+    path = find_model(None)
+    for rows in own.rows:
+        ranks, (alone,) = run(path, own.size, 1, rows, own.steps), run(path, 1, own.size, rows, own.steps)
+        first = ranks[0]
+        assert first.tokens == alone.tokens, "ranks gave other tokens than one process"
+        weights = " + ".join(human_bytes(each.weight_bytes) for each in ranks)
+        print(
+            f"| {rows} | {1e3 * first.step_s:.2f} ms | {1e6 * first.exchange_s:.0f} us "
+            f"({first.exchange_s / first.step_s:.0%}) | {1 / first.step_s:.0f} | {1 / alone.step_s:.0f} "
+            f"({alone.step_s / first.step_s:.2f}x) | {weights} of {human_bytes(alone.weight_bytes)} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from forebay.layers.linear import Linear
 from forebay.layers.paged_attention import PagedAttention
 from forebay.layers.params import Rows, in_order, rows_of_blocks, rows_of_heads, unchanged
 from forebay.layers.rotary import QueryScaleSpec, RopeSpec
-from forebay.ops.exchange import Share
+from forebay.ops.exchange import Share, units_of
 from forebay.pools.cache_spec import CacheSpec, FullAttention, SlidingWindow
 
 
@@ -117,17 +117,24 @@ class AttentionSpec:
 
 
 class Heads(NamedTuple):
-    """The query heads of a rank, and the KV heads that they read."""
+    """The query heads of a rank, and the KV heads that they read. All ranks have `units` equal runs of query heads, of
+    which each has some: one for each KV head, or for each rank if there are fewer KV heads."""
 
     queries: range
     kv: range
+    units: int
 
     @classmethod
     def of(cls, spec: AttentionSpec, share: Share) -> Heads:
-        """Divide the heads of a layer. Raises ConfigError if the ranks cannot divide them; copies of heads cannot be
-        normed together."""
+        """Divide the heads of a layer: KV heads with their query heads, some ranks may have one more. Raises
+        ConfigError if there are fewer KV heads, and the ranks cannot divide the query heads; copies of KV heads cannot
+        be normed together."""
+        count = spec.num_kv_heads
+        if share.size <= count:
+            kv, per_head = units_of(share.rank, share.size, count), spec.num_heads // count
+            return cls(range(kv.start * per_head, kv.stop * per_head), kv, count)
         divide = share.of if spec.qk_norm is QkNorm.FULL else share.with_copies
-        return cls(share.of(spec.num_heads, "query heads"), divide(spec.num_kv_heads, "KV heads"))
+        return cls(share.of(spec.num_heads, "query heads"), divide(count, "KV heads"), share.size)
 
 
 class Attention:
@@ -170,7 +177,7 @@ class Attention:
             out = ops.elementwise.mul_sigmoid(out, gate)
         if self._gate is not None:
             out = ops.elementwise.mul_sigmoid(out, self._gate(ctx, x))
-        return self._output(ctx, self._exchange.gather(out))
+        return self._output(ctx, self._exchange.gather(out, self._heads.units))
 
     def _project(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Project x [T, H] to q [T, Hq, D], k [T, Hk, D] and v [T, Hk, Dv], normed if the family does so. Gates are
@@ -182,7 +189,7 @@ class Attention:
         if spec.qk_norm is QkNorm.FULL:
             q, k = (
                 self._normed(part, weight, heads)
-                for part, weight, heads in zip((q, k), self._norms, self._heads, strict=True)
+                for part, weight, heads in zip((q, k), self._norms, self._heads[:2], strict=True)
             )
         q = q.view(len(x), spec.num_heads, spec.head_dim)
         k = k.view(len(x), spec.num_kv_heads, spec.head_dim)
@@ -203,7 +210,7 @@ class Attention:
 
     def _normed(self, part: Tensor, weight: Tensor, heads: range) -> Tensor:
         """Norm all heads of a token together, and return those of this rank."""
-        whole = self._ops.norms.rms_norm(self._exchange.gather(part), weight, self._spec.norm_eps)
+        whole = self._ops.norms.rms_norm(self._exchange.gather(part, self._heads.units), weight, self._spec.norm_eps)
         first = heads.start * self._spec.head_dim
         return whole[:, first : first + part.shape[1]]
 
@@ -222,7 +229,7 @@ def _norms(spec: AttentionSpec, parts: Parts, heads: Heads) -> tuple[Tensor, ...
     if spec.qk_norm is QkNorm.LAYER:
         return tuple(
             _norms_by_head(spec, parts, name, count, own)
-            for name, count, own in zip(spec.norm_names, counts, heads, strict=True)
+            for name, count, own in zip(spec.norm_names, counts, heads[:2], strict=True)
         )
     rows = _pair_rows(spec) if spec.interleaved else ()
     assert not (rows and spec.qk_norm is QkNorm.FULL), "a norm of all heads at once with neighbours as rotary pairs"

@@ -19,19 +19,27 @@ from forebay.base.errors import ConfigError, EngineError
 READER: Final = 0  # the rank that samples
 
 
+def units_of(rank: int, size: int, units: int) -> range:
+    """Return which of `units` equal things a rank has, if there are as many as ranks at least: runs whose lengths
+    differ by 1 at most."""
+    return range(rank * units // size, (rank + 1) * units // size)
+
+
 class Exchange(Protocol):
     """The exchanges of one rank with the others. Not safe to call from two threads at once."""
 
     rank: int
     size: int
 
-    def gather(self, part: Tensor, width: int | None = None) -> Tensor:
-        """part [T, N / size] of each rank -> [T, N], side by side in the order of the ranks, or the first `width`
-        columns of it. The part's rows may be parts of wider rows."""
+    def gather(self, part: Tensor, units: int | None = None) -> Tensor:
+        """part [T, n] of each rank -> [T, N], side by side in the order of the ranks. The part's rows may be parts of
+        wider rows. Ranks have parts of the same size, or of `units` equal runs of columns those that `units_of`
+        says."""
         ...
 
     def collect(self, part: Tensor, width: int) -> Tensor:
-        """As `gather`, at rank 0; the others get zeros of the same shape."""
+        """part [T, n], of the same size on all ranks -> the first `width` columns of them side by side at rank 0; the
+        others get zeros of the same shape."""
         ...
 
     def places(self, ids: Tensor, per_rank: int) -> Tensor:
@@ -61,7 +69,7 @@ class Alone(Exchange):
 
     rank, size = 0, 1
 
-    def gather(self, part: Tensor, width: int | None = None) -> Tensor:
+    def gather(self, part: Tensor, units: int | None = None) -> Tensor:
         return part
 
     def collect(self, part: Tensor, width: int) -> Tensor:
@@ -93,12 +101,15 @@ class GroupExchange(Exchange):
         self._group = group
         self.rank, self.size = int(group.rank()), int(group.size())
 
-    def gather(self, part: Tensor, width: int | None = None) -> Tensor:
-        whole = torch.cat(self._all(part), dim=1)
-        return whole if width is None else whole[:, :width].contiguous()
+    def gather(self, part: Tensor, units: int | None = None) -> Tensor:
+        counts = [len(units_of(rank, self.size, units or self.size)) for rank in range(self.size)]
+        unit = part.shape[1] // counts[self.rank]
+        padded = torch.nn.functional.pad(part, (0, unit * max(counts) - part.shape[1]))
+        parts = zip(self._all(padded), counts, strict=True)
+        return torch.cat([of_rank[:, : unit * count] for of_rank, count in parts], dim=1)
 
     def collect(self, part: Tensor, width: int) -> Tensor:
-        whole = self.gather(part, width)
+        whole = self.gather(part)[:, :width].contiguous()
         return whole if self.rank == READER else torch.zeros_like(whole)
 
     def places(self, ids: Tensor, per_rank: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -14,9 +15,8 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.formats.quantization import Quantization
 from forebay.models import Model
 from forebay.ops import Ops
-from forebay.ops.exchange import Exchange, share_of
+from forebay.ops.exchange import ALONE, Exchange, share_of
 from forebay.ops.native.ops import NativeOps
-from tests.models.tiny import shared_tiny
 from tests.ops.exchanging import group_exchanges, on_each, shared_exchanges
 
 Result = TypeVar("Result")
@@ -34,19 +34,16 @@ def exchanges_of(ops: Sequence[Ops]) -> Sequence[Exchange]:
     return shared_exchanges([each.kernels for each in native]) if native else group_exchanges(len(ops))
 
 
-def model_of(
-    case: str, ops: Ops, exchange: Exchange | None = None, quantization: Quantization = Quantization.NONE
-) -> Model:
-    """The tiny model of a case: whole, or the share of the rank that exchanges so."""
-    share = {} if exchange is None else {"share": share_of(exchange)}
-    checkpoint = open_checkpoint(shared_tiny(case).path)
-    model = models.load(checkpoint, ops=ops, dtype=torch.float32, quantization=quantization, **share)
+def model_of(path: Path, ops: Ops, exchange: Exchange = ALONE, quantization: Quantization = Quantization.NONE) -> Model:
+    """The model in a folder or file, or the share of the rank that exchanges so."""
+    options = {"dtype": torch.float32, "quantization": quantization, "context_length": 64}
+    model = models.load(open_checkpoint(path), ops=ops, share=share_of(exchange), **options)
     assert isinstance(model, Model)
     return model
 
 
 def on_ranks(
-    case: str,
+    path: Path,
     run: Callable[[Model, Ops, Exchange], Result],
     *,
     kernels: str = "native",
@@ -55,10 +52,9 @@ def on_ranks(
 ) -> list[Result]:
     """Run each rank's share of the model in a thread of its own; the results by rank."""
     ops = ops_of_ranks(kernels, size)
-    shared_tiny(case)  # once, before the threads
 
     def one(exchange: Exchange) -> Result:
         own = ops[exchange.rank]
-        return run(model_of(case, own, exchange, quantization), own, exchange)
+        return run(model_of(path, own, exchange, quantization), own, exchange)
 
     return on_each(exchanges_of(ops), one)

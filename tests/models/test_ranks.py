@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,14 +14,12 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.formats.quantization import Quantization
 from forebay.models import Model, describe, needs_of
 from forebay.models.shares import check_for_ranks
-from forebay.ops import Ops
-from forebay.ops.exchange import ALONE, Exchange, Share, share_of
+from forebay.ops.exchange import Share
 from tests.kernels import VARIANTS
 from tests.models.drive import Driver
-from tests.models.ranks import exchanges_of, model_of, on_ranks, ops_of_ranks
+from tests.models.ranks import model_of, on_ranks, ops_of_ranks
 from tests.models.test_embedded import PATH as EMBEDDED
-from tests.models.tiny import CASES, random_ids, shared_tiny
-from tests.ops.exchanging import on_each
+from tests.models.tiny import BASE, CASES, make_random, random_ids, shared_tiny
 
 pytestmark = pytest.mark.skipif(not VARIANTS, reason="no native kernels for this CPU")
 
@@ -46,8 +45,12 @@ def logits_of(model: Model) -> torch.Tensor:
 
 
 def check(case: str, *, size: int = 2, quantization: Quantization = Quantization.NONE) -> None:
-    whole = logits_of(model_of(case, ops_of_ranks("native", 1)[0], quantization=quantization))
-    of_ranks = on_ranks(case, lambda model, ops, exchange: logits_of(model), size=size, quantization=quantization)
+    check_file(shared_tiny(case).path, size=size, quantization=quantization)
+
+
+def check_file(path: Path, *, size: int = 2, quantization: Quantization = Quantization.NONE) -> None:
+    whole = logits_of(model_of(path, ops_of_ranks("native", 1)[0], quantization=quantization))
+    of_ranks = on_ranks(path, lambda model, ops, exchange: logits_of(model), size=size, quantization=quantization)
     first, *others = of_ranks
     assert torch.equal(first, whole)
     assert not any(part.any() for part in others)
@@ -96,8 +99,9 @@ def test_ranks_with_weights_in_codes_have_the_logits_of_the_whole_model(case: st
 
 def test_ranks_of_torch_ops_over_gloo_have_the_logits_of_the_whole_model_within_rounding() -> None:
     """But for rounding: torch chooses the order of a product's sums by the shape of the whole matrix."""
-    whole = logits_of(model_of("llama", ops_of_ranks("torch", 1)[0]))
-    first, _ = on_ranks("llama", lambda model, ops, exchange: logits_of(model), kernels="torch")
+    path = shared_tiny("llama").path
+    whole = logits_of(model_of(path, ops_of_ranks("torch", 1)[0]))
+    first, _ = on_ranks(path, lambda model, ops, exchange: logits_of(model), kernels="torch")
     torch.testing.assert_close(first, whole, rtol=1e-5, atol=1e-5)
 
 
@@ -140,16 +144,13 @@ def test_model_is_refused_before_its_weights_are_read() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not EMBEDDED.is_file(), reason="the embedded model is not in the cache: make install")
-def test_three_ranks_of_the_embedded_model_in_the_codes_of_its_file_have_the_logits_of_the_whole() -> None:
-    def run(ops: Ops, exchange: Exchange) -> torch.Tensor:
-        share, checkpoint = share_of(exchange), open_checkpoint(EMBEDDED)
-        options = {"dtype": torch.float32, "quantization": Quantization.FILE, "context_length": 64}
-        model = models.load(checkpoint, ops=ops, share=share, **options)
-        assert isinstance(model, Model)
-        assert model.held_bytes["4 bits"] > 0
-        return Driver(model).step([(1, IDS[:3])])[0]
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_of_the_embedded_model_in_the_codes_of_its_file_have_the_logits_of_the_whole(size: int) -> None:
+    """Of its 3 KV heads, one of two ranks has two."""
+    check_file(EMBEDDED, size=size, quantization=Quantization.FILE)
 
-    ops = ops_of_ranks("native", 3)
-    whole = run(ops[0], ALONE)
-    first, *_ = on_each(exchanges_of(ops), lambda exchange: run(ops[exchange.rank], exchange))
-    assert torch.equal(first, whole)
+
+def test_rank_may_have_one_kv_head_more_than_another(tmp_path: Path) -> None:
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8}
+    make_random("llama", {**BASE, **heads}, seed=0).save_pretrained(tmp_path)
+    check_file(tmp_path)

@@ -27,8 +27,8 @@ RANKS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C28 C31 a norm of all heads is not one of a rank's heads",
         "layers/attention.py",
-        "self._ops.norms.rms_norm(self._exchange.gather(part), weight, self._spec.norm_eps)",
-        "self._ops.norms.rms_norm(part.repeat(1, len(weight) // part.shape[1]), weight, self._spec.norm_eps)",
+        "self._exchange.gather(part, self._heads.units), weight, self._spec.norm_eps)",
+        "part.repeat(1, len(weight) // part.shape[1]), weight, self._spec.norm_eps)",
         _LOGITS,
     ),
     Mutant(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from forebay.base.errors import ConfigError
 from forebay.ops import Ops
-from forebay.ops.exchange import Alone, Exchange, LostRank, Share
+from forebay.ops.exchange import Alone, Exchange, LostRank, Share, units_of
 from forebay.ops.native.exchange import SharedExchange, mapped, shared_bytes
 from forebay.ops.native.kernels import Kernels
 from forebay.ops.native.recording import Recording
@@ -46,6 +46,8 @@ def all_of(exchange: Exchange, case: Case) -> list[torch.Tensor]:
     rows, width, dtype, per_rank = case
     part, size = part_of(exchange.rank, rows, width, dtype), exchange.size
     whole = exchange.gather(part)
+    units = part_of(0, rows, width * len(units_of(exchange.rank, size, size + 1)), dtype)
+    uneven = exchange.gather(units, size + 1)
     cut = exchange.collect(part, size * width - min(width - 1, 2))
     ids = (torch.arange(rows) * 7) % (per_rank * size)
     table = part_of(exchange.rank, per_rank, width, dtype)
@@ -53,16 +55,18 @@ def all_of(exchange: Exchange, case: Case) -> list[torch.Tensor]:
     told = torch.full((rows,), exchange.rank)
     exchange.spread(told, size - 1)
     exchange.check()
-    return [whole, cut, found, told]
+    return [whole, uneven, cut, found, told]
 
 
 def expected(rank: int, size: int, case: Case) -> list[torch.Tensor]:
     rows, width, dtype, per_rank = case
     whole = torch.cat([part_of(of, rows, width, dtype) for of in range(size)], dim=1)
+    counts = [len(units_of(of, size, size + 1)) for of in range(size)]
+    uneven = torch.cat([part_of(0, rows, width * count, dtype) for count in counts], dim=1)
     cut = whole[:, : size * width - min(width - 1, 2)]
     table = torch.cat([part_of(of, per_rank, width, dtype) for of in range(size)])
     ids = (torch.arange(rows) * 7) % (per_rank * size)
-    return [whole, cut if rank == 0 else torch.zeros_like(cut), table[ids], torch.full((rows,), size - 1)]
+    return [whole, uneven, cut if rank == 0 else torch.zeros_like(cut), table[ids], torch.full((rows,), size - 1)]
 
 
 @pytest.mark.quick(2)
@@ -70,7 +74,7 @@ def expected(rank: int, size: int, case: Case) -> list[torch.Tensor]:
 @settings(max_examples=25, deadline=None)
 @given(
     rows=st.integers(0, 9), width=st.integers(1, 40), dtype=st.sampled_from(DTYPES), per_rank=st.integers(1, 5),
-    part_bytes=st.sampled_from([512, 4096]),
+    part_bytes=st.sampled_from([1024, 4096]),
 )  # fmt: skip
 def test_exchange_shared_memory_gives_each_rank_the_parts_of_all(
     kernels: Kernels, size: int, rows: int, width: int, dtype: torch.dtype, per_rank: int, part_bytes: int

@@ -109,7 +109,7 @@ def check(case: str, monkeypatch: pytest.MonkeyPatch, *, size: int = 2, **flags:
     """The results of rank 0 are those of one rank, log-probabilities to the bit."""
     run = recorded(case, monkeypatch, **flags)
     quantization = Quantization(flags.get("quantization", "none"))
-    results = on_ranks(case, lambda *of: repeat(run, *of), size=size, quantization=quantization)
+    results = on_ranks(shared_tiny(case).path, lambda *of: repeat(run, *of), size=size, quantization=quantization)
     for step, (found, (_, wanted)) in enumerate(zip(results[0], run.plans, strict=True)):
         assert found == wanted, step
     return run

@@ -126,14 +126,18 @@ void fb_exchange_end(Exchange* exchange) {
     exchange->wake();
 }
 
-// `in` are rows of `width` bytes, `ld` bytes apart; a row of `out` are those of all ranks in their order, cut at
-// `out_width` bytes. Ranks but `reader` get zeros, none if it is -1.
-void fb_exchange_gather(Pool* pool, Exchange* exchange, const char* in, long ld, long width, char* out, long out_width,
-                        long rows, long reader) {
+// A row of `out` has `units` of `unit` bytes, cut at `out_width` bytes; rank r has those from r * units / size on. `in`
+// are rows of this rank's, `ld` bytes apart. Ranks but `reader` get zeros, none if it is -1.
+void fb_exchange_gather(Pool* pool, Exchange* exchange, const char* in, long ld, long unit, long units, char* out,
+                        long out_width, long rows, long reader) {
     pool->op([=](Pool&) {
+        const long size = exchange->size;
+        const auto first_of = [=](long rank) { return rank * units / size * unit; };
+        const long width = first_of(exchange->rank + 1) - first_of(exchange->rank);
         const bool reads = reader < 0 || reader == exchange->rank;
         if (!reads) std::memset(out, 0, rows * out_width);
-        const long most = std::max(1L, exchange->part_bytes / std::max(1L, width));
+        const long widest = (units + size - 1) / size * unit;  // of all ranks: they take the same runs of rows
+        const long most = std::max(1L, exchange->part_bytes / std::max(1L, widest));
         for (long first = 0; first < rows; first += most) {
             const long end = std::min(rows, first + most);
             exchange->run(
@@ -141,11 +145,12 @@ void fb_exchange_gather(Pool* pool, Exchange* exchange, const char* in, long ld,
                     for (long r = first; r < end; ++r) std::memcpy(part + (r - first) * width, in + r * ld, width);
                 },
                 [=] {
-                    for (int of = 0; reads && of < exchange->size && of * width < out_width; ++of) {
+                    for (int of = 0; reads && of < size && first_of(of) < out_width; ++of) {
                         const char* part = exchange->part(of);
-                        const long own = std::min(width, out_width - of * width);
+                        const long begin = first_of(of), whole = first_of(of + 1) - begin;
+                        const long own = std::min(whole, out_width - begin);
                         for (long r = first; r < end; ++r)
-                            std::memcpy(out + r * out_width + of * width, part + (r - first) * width, own);
+                            std::memcpy(out + r * out_width + begin, part + (r - first) * whole, own);
                     }
                 });
         }

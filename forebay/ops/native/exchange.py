@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forebay.base.errors import ConfigError
-from forebay.ops.exchange import READER, Exchange, LostRank
+from forebay.ops.exchange import READER, Exchange, LostRank, units_of
 from forebay.ops.native.kernels import Kernels
 
 BUFFERS: Final = 2  # which exchanges use in turn, see cpu/exchange.cpp
@@ -58,19 +58,20 @@ class SharedExchange(Exchange):
         arguments = memory.data_ptr(), rank, size, BUFFERS, part_bytes, addressof(descriptors), len(processes)
         self._address = kernels.create("fb_exchange", self, *arguments)
 
-    def gather(self, part: Tensor, width: int | None = None) -> Tensor:
-        return self._gathered(part, part.shape[1] * self.size if width is None else width, -1)
+    def gather(self, part: Tensor, units: int | None = None) -> Tensor:
+        units = units or self.size
+        unit = part.shape[1] // len(units_of(self.rank, self.size, units))
+        return self._gathered(part, unit, units, unit * units, -1)
 
     def collect(self, part: Tensor, width: int) -> Tensor:
-        return self._gathered(part, width, READER)
+        return self._gathered(part, part.shape[1], self.size, width, READER)
 
-    def _gathered(self, part: Tensor, width: int, reader: int) -> Tensor:
-        (rows, own), size = part.shape, part.itemsize
+    def _gathered(self, part: Tensor, unit: int, units: int, width: int, reader: int) -> Tensor:
+        rows, size = len(part), part.itemsize
         out = part.new_empty(rows, width)
-        self._check_row(own * size)
-        distance = part.stride(0) * size
-        addresses = part.data_ptr(), distance, own * size, out.data_ptr(), width * size
-        self._gather(self._pool, self._address, *addresses, rows, reader)
+        self._check_row(-(-units // self.size) * unit * size)
+        sizes = part.stride(0) * size, unit * size, units
+        self._gather(self._pool, self._address, part.data_ptr(), *sizes, out.data_ptr(), width * size, rows, reader)
         return out
 
     def places(self, ids: Tensor, per_rank: int) -> Tensor:

@@ -56,7 +56,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_exchange_destroy": [_P],
     "fb_exchange_lost": [_P],
     "fb_exchange_end": [_P],
-    "fb_exchange_gather": [_P, _P, _P, _L, _L, _P, _L, _L, _L],
+    "fb_exchange_gather": [_P, _P, _P, _L, _L, _L, _P, _L, _L, _L],
     "fb_exchange_rows": [_P, _P, _P, _P, _L, _P, _L, _L],
     "fb_exchange_places": [_P, _P, _P, _L, _L],
     "fb_exchange_spread": [_P, _P, _P, _L, _L],
