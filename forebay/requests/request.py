@@ -87,6 +87,7 @@ class Request:
     num_chunks: int = 0  # computed
     chunk_ends_s: list[float] = field(default_factory=list)  # of the first `MOST_CHUNK_ENDS`, since it arrived
     num_replayed: int = 0  # of its steps that decoded, those that ran from a captured graph
+    num_ahead: int = 0  # of its steps that gave tokens, those that were launched while another was in flight
     waited_s: float = 0.0  # until it started
     waited_for: WaitedFor = WaitedFor.TURN
     num_partly_accepted: int = 0  # drafts of which a token was accepted and a later one rejected

@@ -63,12 +63,13 @@ class Line:
 class Flight(NamedTuple):
     """A launched step whose result is awaited: its requests, in the plan's order. `chunks` are those of its first
     requests. `encoded_for` has the requests for whose pictures it encodes, each with the number of tokens that have KV
-    once the request has got past the step."""
+    once the request has got past the step. `ahead`: it was launched while another step was in flight."""
 
     plan: StepPlan
     reqs: list[Request]
     chunks: Sequence[Chunk] = ()
     encoded_for: Mapping[Request, int] = {}
+    ahead: bool = False
 
     @property
     def suspected(self) -> list[tuple[Request, int]]:

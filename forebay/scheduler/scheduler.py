@@ -179,7 +179,13 @@ class Scheduler:
             draft.masked = self.queues.constraints.fill(draft, decoding)
         plan = self.memory.launch(rows, started)
         self.queues.flights.append(
-            Flight(plan, [*(chunk.req for chunk in draft.chunks), *decoding], draft.chunks, draft.encoded_for)
+            Flight(
+                plan,
+                [*(chunk.req for chunk in draft.chunks), *decoding],
+                draft.chunks,
+                draft.encoded_for,
+                ahead=bool(self.queues.flights),
+            )
         )
         if draft.chunks:
             self.queues.launch_extends(draft.chunks)
@@ -262,7 +268,7 @@ class Scheduler:
         if result.num_new:
             self.outputs.count_partly_accepted(flight, result.num_new)
         self.counters["replayed_steps"] += result.replayed
-        self.outputs.take_tokens(sampled, now, replayed=result.replayed)
+        self.outputs.take_tokens(sampled, now, replayed=result.replayed, ahead=flight.ahead)
         if self.queues.step_cost:
             charge_step(self.queues.step_cost, sampled, flight, result)
         if result.vectors:

@@ -116,7 +116,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         Circumstance("all at once, from graphs", _GRAPHS, _at_once, _from_graphs, _was_replayed),
         Circumstance("coming and going", _GRAPHS, _coming, _concurrency, _was_concurrent),
         Circumstance("prompts in chunks", {**_GRAPHS, **chunks}, _coming, _in_chunks, _cut),
-        Circumstance("steps planned ahead", {**_GRAPHS, **_AHEAD}, _coming, _steps_ahead, _was_concurrent),
+        Circumstance("steps planned ahead", {**_GRAPHS, **_AHEAD}, _coming, _steps_ahead, _was_ahead),
         Circumstance("pages of one token", one_token, _coming, _concurrency, _was_concurrent),
         Circumstance("from the prefix cache", {**_GRAPHS, **_CACHE}, _twice, _from_cache, _hit, asks_derived=True),
         Circumstance("evicted and asked again", {**_CACHE, **small}, _twice, _evicted, _missed_as_evicted),
@@ -132,7 +132,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
             {**tight, **_CACHE, **_GRAPHS, **chunks, **_AHEAD},
             _all,
             _much,
-            _was_concurrent,
+            _was_ahead,
             asks_derived=True,
         ),
         Circumstance(
@@ -445,6 +445,10 @@ def _was_concurrent(engines: Engines, question: Question, answer: Answer) -> boo
 
 def _was_replayed(engines: Engines, question: Question, answer: Answer) -> bool:
     return answer.concurrency > 1 and answer.history.num_replayed > 0
+
+
+def _was_ahead(engines: Engines, question: Question, answer: Answer) -> bool:
+    return answer.concurrency > 1 and answer.history.num_ahead > 0
 
 
 def _cut(engines: Engines, question: Question, answer: Answer) -> bool:

@@ -56,6 +56,13 @@ VERIFY = (
         "verify/test_shown.py::test_graphs_count_only_for_requests_that_decoded_in_replayed_steps",
     ),
     Mutant(
+        "C28 steps planned ahead count as shown for requests that they decoded",
+        "verify/circumstances.py",
+        "    return answer.concurrency > 1 and answer.history.num_ahead > 0\n",
+        "    return answer.concurrency > 1\n",
+        "verify/test_shown.py::test_steps_planned_ahead_count_only_for_requests_that_they_decoded",
+    ),
+    Mutant(
         "C28 pictures count as shown for answers to pictures alone",
         "verify/circumstances.py",
         "bool(question.pictures) and touched(engines, question, answer)",

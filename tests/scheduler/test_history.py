@@ -79,6 +79,20 @@ def test_history_counts_the_steps_from_graphs_that_decoded_the_request() -> None
     assert rig.scheduler.counters["replayed_steps"] == 2
 
 
+@pytest.mark.parametrize(("depth", "num_ahead"), [(1, 0), (2, 3)])
+def test_history_counts_the_steps_that_were_launched_while_another_was_in_flight(depth: int, num_ahead: int) -> None:
+    """Of four steps all but the first are ahead, if two are in flight at a time."""
+    rig = Rig()
+    req = rig.add(4, max_new=4)
+    while not rig.scheduler.idle:
+        while len(rig.scheduler.queues.flights) < depth and rig.launch():
+            pass
+        rig.commit()
+    found = history_of(rig, req.id)
+    assert found is not None
+    assert found.num_ahead == num_ahead
+
+
 def test_history_of_a_decode_engine_counts_no_steps_while_the_request_waits_for_a_row() -> None:
     """Its first token comes with the transfer; the other request decodes meanwhile."""
     half = decode(max_running_requests=1, extra=1, radix_cache=False)

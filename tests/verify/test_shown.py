@@ -69,8 +69,10 @@ def test_graphs_count_only_for_requests_that_decoded_in_replayed_steps(
 
 
 @pytest.mark.parametrize(("steps", "shown"), [(0, False), (3, True)])
-def test_steps_planned_ahead_are_shown_by_their_counter(
-    by_name: dict[str, Circumstance], steps: int, shown: bool
+@pytest.mark.parametrize("num_ahead", [0, 2])
+def test_steps_planned_ahead_count_only_for_requests_that_they_decoded(
+    by_name: dict[str, Circumstance], steps: int, shown: bool, num_ahead: int
 ) -> None:
-    answer = replace(said([5]), concurrency=2)
-    assert judged(by_name["steps planned ahead"], answer, Counter({"engine.steps_ahead": steps})) == (shown, True)
+    answer = replace(said([5]), concurrency=2, history=History(num_ahead=num_ahead))
+    count = Counter({"engine.steps_ahead": steps})
+    assert judged(by_name["steps planned ahead"], answer, count) == (shown, bool(num_ahead))
