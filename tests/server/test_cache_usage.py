@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import pytest
 
+from forebay.base.errors import Conflict
+from forebay.engine.lifecycle.tiers import NO_FOLDER
 from forebay.memory.retention import NotKept
 from forebay.requests.updates import CacheReport, MemoryReport, MissReason
 from forebay.scheduler.state import PoolState
@@ -118,6 +120,20 @@ def test_several_prompts_are_summed_and_the_first_one_is_explained(launch: Launc
     assert found["miss_reason"] == "evicted"
 
 
+def test_save_cache_without_a_folder_is_409_and_says_what_to_set(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(question: type[object]) -> None:
+        raise Conflict(NO_FOLDER, code="no_prefix_cache_dir")
+
+    server = launch()
+    monkeypatch.setattr(server.engine, "ask", refuse)
+    with server.client() as http:
+        answer = http.post("/save_cache")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "no_prefix_cache_dir")
+    assert "--prefix-cache-dir DIR" in answer.text
+
+
 def test_hits_and_misses_are_counted_by_reason_and_dead_kv_is_a_gauge(launch: Launch) -> None:
     """C20."""
     server = launch()
@@ -132,12 +148,15 @@ def test_hits_and_misses_are_counted_by_reason_and_dead_kv_is_a_gauge(launch: La
         "states_skipped": 1.0,
         "states_evicted": 4.0,
         "dead_kv_tokens": 160.0,
+        "cache_divergence.host_load": 1.0,
     }
     with server.client() as http:
         text = http.get("/metrics").text
     for line in (
         "forebay:cache_hit_total 3.0",
         'forebay:cache_miss_total{reason="kv_present_state_missing"} 2.0',
+        'forebay:cache_divergence_total{mover="host_load"} 1.0',
+        'forebay:cache_divergence_total{mover="step"} 0.0',
         "forebay:engine_states_taken_total 7.0",
         "forebay:engine_states_skipped_total 1.0",
         "forebay:engine_states_evicted_total 4.0",
