@@ -50,7 +50,7 @@ def page() -> str:
     members = Members({Role.BOTH: ["http://server"]})
     return "\n\n".join(
         (
-            _table(server.render(_STATE, _INFO), server),
+            _table(server.render(_STATE, _INFO)[0], server),
             "## The router",
             "The `/metrics` of `forebay route` has these. Its servers have their own.",
             _table(router.render(members), router),

@@ -45,6 +45,7 @@ from forebay.engine.loop.loop import EngineLoop
 from forebay.memory.slots import Ids
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update
+from forebay.scheduler.counters import STEP_TOKENS
 from tests.deadlines import NEVER_S
 from tests.engine.engine_fakes import CONFIG, READY, beat, changed, fake_core, reference
 
@@ -174,6 +175,9 @@ def test_states_answer_the_question_that_was_asked(peer: Peer) -> None:
     assert after.pools[0].free == after.pools[0].total
     assert after.counters["generated_tokens"] == 5
     assert after.counters["engine.steps"] == 5
+    assert after.counters["engine.step_tokens"] == 32 + 4, "the prompt, and four decodes of one token"
+    at_most = {bound: after.counters[f"engine.step_tokens.{bound}"] for bound in STEP_TOKENS}
+    assert at_most == {bound: 4 + (bound >= 32) for bound in STEP_TOKENS}
     assert after.last_step_age_s == 0
 
 

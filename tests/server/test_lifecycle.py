@@ -146,7 +146,7 @@ def test_a_miss_is_counted_once_by_reason_and_a_hit_is_none() -> None:
         oldest_wait_s=0.0,
         counters=counters,
     )
-    text = Metrics("tiny").render(state, None).decode()
+    text = Metrics("tiny").render(state, None)[0].decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     misses = {sample.labels["reason"]: sample.value for sample in families["forebay:cache_miss"].samples}
     assert misses == {reason.value: 2.0 * (reason == "evicted") for reason in MissReason if reason != "none"}

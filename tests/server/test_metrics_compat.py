@@ -15,6 +15,7 @@ QUERIES = {
         'vllm:lora_requests_info{running_lora_adapters="$a", waiting_lora_adapters="$w", max_lora="$m"}',
         'rate(vllm:request_queue_time_seconds_sum{model_name="$model_name"}[5m])',
         'rate(vllm:request_prefill_time_seconds_sum{model_name="$model_name"}[5m])',
+        'sum by(le) (increase(vllm:iteration_tokens_total_bucket{model_name="$model_name"}[5m]))',
         'vllm:num_requests_waiting{model_name="$model_name", engine="0"}',
         'vllm:gpu_cache_usage_perc{model_name="$model_name"}',
         'vllm:kv_cache_usage_perc{model_name="$model_name"}',

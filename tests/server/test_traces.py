@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 
 from forebay.http.tracing import Parent, parse_traceparent
 from forebay.requests.updates import History, WaitedFor
@@ -68,6 +69,28 @@ def test_answered_request_is_one_tree_below_its_caller(launch: Launch, collector
     assert root.attributes["gen_ai.response.finish_reasons"] == ["length"]
     assert root.attributes["forebay.cache.miss_reason"]
     assert 0 < root.attributes["gen_ai.latency.time_to_first_token"] <= root.attributes["gen_ai.latency.e2e"]
+
+
+def test_latencies_are_exemplars_of_traced_requests_alone(launch: Launch, collector: Collector) -> None:
+    server = traced(launch, collector)
+    ask(server, headers={})
+    assert "trace_id" not in _open_metrics(server)
+    ask(server)
+    root, _ = tree_of(collector.with_roots(1))
+    text = _open_metrics(server)
+    families = {family.name: family for family in parse_open_metrics(text)}
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "inter_token_latency_seconds"):
+        (exemplar,) = [sample.exemplar for sample in families[f"forebay:{name}"].samples if sample.exemplar]
+        assert exemplar.labels == {"trace_id": TRACE, "span_id": root.span_id}
+    assert families["forebay:generation_tokens"].samples[0].value == 6
+
+
+def _open_metrics(server: Running) -> str:
+    headers = {"authorization": f"Bearer {KEY}", "accept": "application/openmetrics-text;version=1.0.0,*/*;q=0.1"}
+    with server.client() as client:
+        answer = client.get("/metrics", headers=headers).raise_for_status()
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    return answer.text
 
 
 def test_spans_have_no_text_and_no_key(launch: Launch, collector: Collector) -> None:

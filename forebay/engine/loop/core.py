@@ -342,8 +342,7 @@ class EngineCore:
             self.checks.measured(work, seconds)
         else:
             self._measured(plan, width, work, len(result.token_ids), seconds)
-        self.stats.counters["engine.steps"] += 1
-        self.stats.last_step_at = now
+        self.stats.committed(plan.num_tokens, now)
         self.stats.counters["engine.host_seconds"] += self._clock() - now
         return True
 

@@ -4,6 +4,7 @@ Counters are declared in `scheduler.counters`; these have names that begin with 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any, Final
 
 from msgspec.structs import asdict
@@ -11,7 +12,7 @@ from msgspec.structs import asdict
 from forebay.base.log import event
 from forebay.engine.frames import Speculating, State
 from forebay.engine.loop.exchange import Exchange
-from forebay.scheduler.counters import OF_ENGINE, zeros
+from forebay.scheduler.counters import OF_ENGINE, STEP_TOKENS, zeros
 from forebay.scheduler.scheduler import Scheduler
 from forebay.speculation.adaptive import Widths
 
@@ -38,6 +39,14 @@ class Stats:
         speculation = None if widths is None else Speculating(width=widths.current, recent=widths.recent)
         now_there = others | {"transfers": self._exchange.state() if self._exchange else None}
         return State(**known, last_step_age_s=age_s, answers=answers, speculation=speculation, **now_there)
+
+    def committed(self, num_tokens: int, now: float) -> None:
+        """Count a step that computed `num_tokens` tokens and ended at `now`."""
+        self.last_step_at = now
+        self.counters["engine.steps"] += 1
+        self.counters["engine.step_tokens"] += num_tokens
+        for bound in STEP_TOKENS[bisect_left(STEP_TOKENS, num_tokens) :]:
+            self.counters[f"engine.step_tokens.{bound}"] += 1
 
     def worked(self, seconds: float, *, for_check: bool) -> None:
         """Count the time of a turn: work, unless it was for a check of the prefix cache."""

@@ -66,9 +66,11 @@ async def ready(request: Request, server: ServerContext) -> Response:
 
 
 async def metrics(request: Request, server: ServerContext) -> Response:
-    """Return all metrics in Prometheus' text format 0.0.4. If the engine does not answer, those of the server alone."""
-    text = server.metrics.render(await state_for(request, server), server.loaded_info)
-    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+    """Return all metrics in Prometheus' text format 0.0.4, or as OpenMetrics if the client accepts that. If the engine
+    does not answer, they are those of the server alone."""
+    accepted = request.headers.get("accept", "")
+    text, media_type = server.metrics.render(await state_for(request, server), server.loaded_info, accepted)
+    return Response(text, media_type=media_type)
 
 
 ROUTES: Final[tuple[Route[ServerContext], ...]] = (

@@ -4,22 +4,26 @@ The server's own counters and histograms are kept here; the engine's come from i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from forebay.engine.frames import Occupied, Ready, State
+from forebay.http.tracing import Trace
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import MOVERS
-from forebay.scheduler.counters import COUNTERS
+from forebay.scheduler.counters import COUNTERS, STEP_TOKENS
 from forebay.server.admin.metrics_compat import NAMES, Renamed
 from forebay.server.api.core.generation import Generation, Usage
 from forebay.server.api.core.pooling import Batch
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_OPENMETRICS: Final = "application/openmetrics-text"
+_END: Final = b"# EOF\n"
 _RETRACTIONS: Final = (0.0, 1.0, 2.0, 4.0, 8.0)
 _INTERVALS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
 _TOKENS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
@@ -81,8 +85,11 @@ class Metrics:
         """Count a request that was refused or failed, by the code of its error."""
         self._refused.labels(self._model, code).inc()
 
-    def count_generation(self, generation: Generation, usage: Usage, now: float, route: str) -> None:
-        """Count an ended generation with its usage, however it ended."""
+    def count_generation(
+        self, generation: Generation, usage: Usage, now: float, route: str, trace: Trace | None = None
+    ) -> None:
+        """Count an ended generation with its usage, however it ended. Its latencies are exemplars of its `trace`."""
+        ids = None if trace is None else trace.ids
         self._requests.labels(self._model, route).inc()
         for choice in generation.choices:
             self._finished.labels(self._model, choice.finish or "abort").inc()
@@ -93,17 +100,17 @@ class Metrics:
         self._generated.inc(usage.completion_tokens)
         self._prompt_sizes.observe(usage.prompt_tokens)
         self._output_sizes.observe(usage.completion_tokens)
-        self._e2e.observe(now - generation.started_at)
+        self._e2e.observe(now - generation.started_at, ids)
         self._retractions.observe(usage.cache.retractions)
         first, last = generation.first_token_at, generation.last_token_at
         if first is not None and last is not None:
-            self._ttft.observe(first - generation.started_at)
+            self._ttft.observe(first - generation.started_at, ids)
             waited_s = generation.choices[0].history.waited_s
-            self._queue.observe(waited_s)
-            self._prefill.observe(max(0.0, first - generation.started_at - waited_s))
+            self._queue.observe(waited_s, ids)
+            self._prefill.observe(max(0.0, first - generation.started_at - waited_s), ids)
             longest = max(choice.num_tokens for choice in generation.choices)
             if longest > 1:
-                self._itl.observe((last - first) / (longest - 1))
+                self._itl.observe((last - first) / (longest - 1), ids)
 
     def count_spans_dropped(self, num: int) -> None:
         """Count spans that the collector of traces did not get."""
@@ -125,10 +132,21 @@ class Metrics:
         self._cached_tokens.inc(sum(vector.cache.cached_tokens for vector in batch.vectors.values()))
         self._e2e.observe(now - batch.started_at)
 
-    def render(self, state: State | None, info: Ready | None) -> bytes:
-        """The exposition text; without a state only the server's own part."""
+    def render(self, state: State | None, info: Ready | None, accept: str = "") -> tuple[bytes, str]:
+        """Return the exposition and its media type: OpenMetrics, which alone has exemplars, if `accept` names
+        it, else the text format 0.0.4. Without a state it has only the server's own part."""
         self._engine.state, self._engine.info = state, info
-        return generate_latest(self._registry) + generate_latest(self._once_more)
+        if _OPENMETRICS not in accept:
+            text = generate_latest(self._registry) + generate_latest(self._once_more)
+            return text, "text/plain; version=0.0.4; charset=utf-8"
+        own, repeated = _open_metrics(self._registry), _open_metrics(self._once_more)
+        return own.removesuffix(_END) + repeated, openmetrics.CONTENT_TYPE_LATEST
+
+
+def _open_metrics(registry: CollectorRegistry) -> bytes:
+    """Return the series as OpenMetrics. Without `ALLOWUTF8` the colons of our names would be underscores."""
+    text: bytes = openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+    return text
 
 
 class _EngineCollector(Collector):
@@ -178,6 +196,7 @@ class _EngineCollector(Collector):
             for name, text in _TRANSFERS.items():
                 yield _gauge(f"transfers_{name}", text, getattr(state.transfers, name))
         dead = state.counters.get("dead_kv_tokens", 0)
+        yield _step_tokens(state.counters)
         yield _gauge("dead_kv_tokens", "Cached KV tokens with no state left to go on from", dead)
         for name, text in COUNTERS:  # what the server counts itself has no text: two counts of one thing differ
             if text and name in state.counters:
@@ -200,6 +219,14 @@ class _EngineCollector(Collector):
         config = GaugeMetricFamily("forebay:cache_config_info", text, labels=shape)
         config.add_metric([str(size), str(self.info.max_total_tokens // size)], 1)
         yield config
+
+
+def _step_tokens(counters: Mapping[str, float]) -> HistogramMetricFamily:
+    text = "Tokens that a step computed, of prompts, decodes and drafts"
+    buckets = [(f"{bound}.0", counters.get(f"engine.step_tokens.{bound}", 0.0)) for bound in STEP_TOKENS]
+    buckets.append(("+Inf", counters.get("engine.steps", 0.0)))
+    total = counters.get("engine.step_tokens", 0.0)
+    return HistogramMetricFamily("forebay:step_tokens", text, buckets=buckets, sum_value=total)
 
 
 def _memory(memory: Occupied) -> Iterator[Metric]:

@@ -34,6 +34,7 @@ NAMES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "e2e_request_latency_seconds": ("e2e_request_latency_seconds",),
         "request_queue_seconds": ("request_queue_time_seconds",),
         "request_prefill_seconds": ("request_prefill_time_seconds",),
+        "step_tokens": ("iteration_tokens_total",),
         "cache_config_info": ("cache_config_info",),
     },
     "sglang": {

@@ -354,7 +354,7 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
     """One line and the metrics of an ended request."""
     now = time.monotonic()
     usage = generation.usage()
-    server.metrics.count_generation(generation, usage, now, context.route)
+    server.metrics.count_generation(generation, usage, now, context.route, context.trace)
     first, last = generation.first_token_at, generation.last_token_at
     tokens = usage.completion_tokens
     rate = (tokens - 1) / (last - first) if first is not None and last is not None and last > first else 0.0
