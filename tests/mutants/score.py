@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -57,7 +58,8 @@ def drawn(mutants: Sequence[Mutant], seed: int | None, count: int | None) -> lis
 def family_of(mutant: Mutant) -> str:
     """Return the family of the model that a mutant is tried on."""
     about = f"{mutant.file} {mutant.rule}"
-    return next((family for word, family in reversed(MODELS.items()) if word in about), MODELS[""])
+    named = [family for word, family in MODELS.items() if re.search(rf"(?<![a-z]){word}s?(?![a-z])", about) and word]
+    return named[-1] if named else MODELS[""]
 
 
 def outcome(folder: Path, overlay: Overlay, mutant: Mutant) -> str:

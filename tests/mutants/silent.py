@@ -18,6 +18,7 @@ _FAILURE: Final = "is about a step that fails or is not finite"
 _DRAFTS: Final = "proposes other draft tokens; what is accepted is what is sampled"
 _PICTURES: Final = "the model takes no pictures"
 _POOLED: Final = "the model gives no embeddings"
+_RECORD: Final = "is about what the flight recorder has"
 _HEAD: Final = "the model has no draft layers"
 
 _BY_REASON: Final = {
@@ -77,7 +78,14 @@ _BY_REASON: Final = {
         "C15 a capture that fails costs no request",
     ),
     _DRAFTS: ("C16 guesses of the host go to the rows that they are of",),
+    _RECORD: (
+        "C19 a failed step is recorded",
+        "C19 an abort is recorded",
+        "C19 an event of a transfer is recorded",
+        "C19 drafts of the host are recorded",
+    ),
     _PICTURES: (
+        "C28 the row of a prompt that another engine computed has the rotary delta of its pictures",
         "C28 each tile of a picture has the rows of its own tokens",
         "C28 a slice costs what a tile of its size costs",
         "C13 row 0 of the encodings is never written",
@@ -87,6 +95,7 @@ _BY_REASON: Final = {
         "C18 a model is given its input id where ids stand for pictures",
     ),
     _POOLED: (
+        "C28 C29 tokens have the outputs of the layer that was asked for",
         "C26 a prompt that gave way is pooled from its beginning",
         "C28 the hidden states of a mean are added in the order of their tokens",
         "C28 behind a prompt that is pooled nothing is sampled",
