@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from forebay.families.mixers import Mamba1Mixer
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
+from forebay.layers.params import rows_of_heads
 from forebay.layers.states import States
 from forebay.ops.reference.recurrence import Convolution, Scan
 from forebay.pools.cache_spec import RecurrentState
@@ -37,6 +39,7 @@ class Mamba1Spec:
     mixer: Mamba1Mixer
     norm: ScanNorm = ScanNorm.NONE
     norm_eps: float = 1e-6
+    for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> Mamba1:
         return Mamba1(self, parts)
@@ -48,18 +51,23 @@ class Mamba1:
     def __init__(self, spec: Mamba1Spec, parts: Parts) -> None:
         parts, mixer = parts.within(spec.name), spec.mixer
         size, state_size, rank = mixer.intermediate_size, mixer.state_size, mixer.dt_rank
+        channels = parts.share.of(size, "channels of a recurrence")
+        own, num_own = parts.share.part(channels), len(channels)
         self._spec = spec
-        self._ops = parts.ops
-        inputs = 4 * size + rank + 2 * state_size
-        self._layer = parts.keep(RecurrentState(conv=(mixer.width - 1, size), ssm=(size, state_size), inputs=inputs))
-        self._inputs = parts.linear({"in_proj": 2 * size}, spec.hidden_size, bias=mixer.bias)  # and the gate
+        self._ops, self._exchange = parts.ops, parts.share.exchange
+        inputs, conv = 4 * num_own + rank + 2 * state_size, (mixer.width - 1, num_own)
+        self._layer = parts.keep(RecurrentState(conv=conv, ssm=(num_own, state_size), inputs=inputs))
+        block = (size, channels, 1)
+        rows = parts.share.part(*rows_of_heads(block, block))  # of the inputs, and of the gate
+        self._inputs = parts.linear({"in_proj": 2 * size}, spec.hidden_size, bias=mixer.bias, own=rows)
         self._selection = parts.linear({"x_proj": rank + 2 * state_size}, size)
-        self._dt = parts.linear({"dt_proj": size}, rank)  # its bias is added in the scan, in float32
-        self._output = parts.linear({"out_proj": spec.hidden_size}, size, bias=mixer.bias)
-        kernel = parts.conv_kernel({"conv1d": size}, mixer.width)
-        self._conv = Convolution(kernel, parts.tensor("conv1d.bias", size) if mixer.conv_bias else None, silu=True)
-        a, d = parts.decays(size, state_size), parts.tensor("D", size, float32=True)
-        self._scan = Scan(a, d, parts.tensor("dt_proj.bias", size, float32=True))
+        self._dt = parts.linear({"dt_proj": size}, rank, own=own)  # its bias is added in the scan, in float32
+        self._output = parts.gathered("out_proj", spec.hidden_size, size, bias=mixer.bias)
+        kernel = parts.conv_kernel({"conv1d": size}, mixer.width, own)
+        bias = parts.tensor("conv1d.bias", size, own=own) if mixer.conv_bias else None
+        self._conv = Convolution(kernel, bias, silu=True)
+        a, d = parts.decays(size, state_size, own=own), parts.tensor("D", size, float32=True, own=own)
+        self._scan = Scan(a, d, parts.tensor("dt_proj.bias", size, float32=True, own=own))
         self._norms = _norms(spec, parts, kernel)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
@@ -67,9 +75,9 @@ class Mamba1:
         ops, state = self._ops, ctx.cache.state(self._layer)
         mixed, gate = self._inputs(ctx, x).chunk(2, dim=-1)
         mixed = States.of(ctx).run(ops.recurrence.causal_conv, mixed, self._conv, state.conv)
-        dt, b, c = self._select(ctx, mixed)
+        dt, b, c = self._select(ctx, self._exchange.gather(mixed))
         y = States.of(ctx).run(ops.recurrence.mamba1_scan, mixed, self._dt(ctx, dt), b, c, self._scan, state.ssm)
-        return self._output(ctx, ops.elementwise.mul_silu(y, gate))
+        return self._output(ctx, self._exchange.gather(ops.elementwise.mul_silu(y, gate)))
 
     def _select(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, I] -> dt in its rank [T, R], b and c [T, D], normed if the family norms them."""

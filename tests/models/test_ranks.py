@@ -68,6 +68,7 @@ SHORT = (
     "deepseek_v32",
     "qwen3_5_text",
     "bailing_hybrid",
+    "mamba",
     "mamba2",
     "falcon_h1",
     "lfm2",
@@ -128,8 +129,8 @@ def test_ranks_that_cannot_divide_the_heads_are_refused_with_the_nearest_number(
 
 
 def test_model_with_parts_that_are_not_built_for_ranks_is_refused_with_their_names() -> None:
-    spec = describe(open_checkpoint(shared_tiny("jamba").path).config)
-    with pytest.raises(ConfigError, match="Mamba1 is not built for that"):
+    spec = describe(open_checkpoint(shared_tiny("zamba2").path).config)
+    with pytest.raises(ConfigError, match="Stack is not built for that"):
         check_for_ranks(spec)
 
 
