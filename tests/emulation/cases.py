@@ -44,6 +44,11 @@ UNTOUCHED: Final = frozenset(
     | {"copy_rows", "fill", "cpu_init", "attention_plan_destroy"}
     | {"pool_destroy", "pool_barriers", "pool_shares", "touch"}
     | {f"recording_{call}" for call in ("create", "destroy", "length", "record", "replay")}
+    # Of processes that share memory: they copy bytes and places.
+    | {
+        f"exchange_{call}"
+        for call in ("bytes", "create", "destroy", "lost", "end", "gather", "rows", "places", "spread")
+    }
 )
 
 
@@ -111,7 +116,10 @@ def _experts(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     ids = torch.tensor([[0, 2], [1, 2], [2, 0], [1, 0], [0, 1]])
     for activation in (ExpertActivation.SILU_AND_MUL, ExpertActivation.CLAMPED_SWIGLU):
         experts = ops.experts.pack_experts(first, second, activation, alpha=1.7, limit=1.5)
-        yield ops.experts.fused_experts(normal((ROWS, 64), dtype, seed=1), experts, ids, torch.full(ids.shape, 0.37))
+        x, weights = normal((ROWS, 64), dtype, seed=1), torch.full(ids.shape, 0.37)
+        yield ops.experts.fused_experts(x, experts, ids, weights)
+        yield (inner := ops.experts.experts_inside(x, experts, ids))
+        yield ops.experts.experts_outside(inner, experts, ids, weights)
 
 
 def _gating(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
