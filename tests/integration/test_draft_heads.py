@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from forebay.base.errors import ModelError
 from forebay.config.resolve import resolve
 from forebay.engine.loop.build import build_engine
+from forebay.engine.loop.core import close
 from forebay.requests.sampling_params import SamplingParams
 from tests.integration.rig import Engine, Rig
 from tests.integration.test_hybrid_tokens import TIGHT, Known, greedy
@@ -97,6 +98,27 @@ def test_c16_a_head_changes_no_bit_in_any_shape_of_the_engine(right: Known, shap
         right.check(engine, apart=apart)
     assert engine.count("draft_tokens") > 0
     assert ("num_tokens" not in shape) or engine.count("retractions") > 0
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_c16_tier_brings_the_draft_heads_cache_with_the_prefix(tier: str, tmp_path: Path) -> None:
+    """A hit from the tier has the tokens of one on the device, and as many accepted drafts."""
+    path = make_right("deepseek_v3", tmp_path / "model", wrong=0.05)
+    rig, of_tier = rig_of(path), {"host_tokens": 4096} if tier == "host" else {"disk": (tmp_path / "files", {})}
+    engine = engine_of(rig, width=4, page_size=4, radix_cache=True, **of_tier)
+    plain = Rig(path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=256).engine(page_size=4)
+    widths = [sum(each.core._runner.mover.row_bytes.values()) for each in (engine, plain)]
+    assert widths[0] > widths[1], "the head has no columns"
+    prompt, accepted, results = [5, 9, 7, 3, 11, 4] * 8, [0.0], []
+    for flushed in (False, False, True):
+        if flushed:
+            engine.core.scheduler.pools.cache.flush()  # of the device alone
+        results += engine.run([prompt], greedy(20))
+        accepted.append(engine.count("accepted_tokens"))
+    assert [result.tiers.get(tier, 0) for result in results] == [0, 0, 44]
+    assert len({tuple(result.token_ids) for result in results}) == 1
+    assert accepted[3] - accepted[2] == accepted[2] - accepted[1] > 0
+    close(engine.core)
 
 
 def run_steps(engine: Engine, tokens: int) -> tuple[list[int], int]:
