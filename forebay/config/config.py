@@ -45,6 +45,8 @@ class ServerConfig(MediaOptions):
     log_format: str = "text"
     otlp_traces_endpoint: str = ""  # of a collector; empty: nothing is traced
     trace_ratio: float = 0.01  # of requests whose callers have no trace
+    kv_events: str = ""  # where routers subscribe to events of the prefix cache; empty: there are none
+    kv_events_replay: str = ""  # where they get again what they have missed; empty: nowhere
     report: bool = False  # print the whole table at the start
     chat_template: str | None = None  # the operator's own, instead of the checkpoint's
     tool_call_parser: str = "auto"  # or none, or one of `text.answers.formats`

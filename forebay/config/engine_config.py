@@ -352,6 +352,19 @@ NO_TIERS: Final = TierOptions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CacheEventOptions:
+    """Whether the engine reports what its prefix cache stores and removes, for routers: with hashes under `event_key`,
+    and with the ids of tokens, too."""
+
+    cache_events: bool = False
+    event_tokens: bool = False
+    event_key: bytes = field(default=b"", repr=False)
+
+
+NO_CACHE_EVENTS: Final = CacheEventOptions()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RecorderOptions:
     """The flight recorder: bytes of its buffer, 0 for none, and whether its files may have the tokens of requests."""
 
@@ -396,4 +409,5 @@ class EngineConfig:
     sleep_idle_seconds: float = 0.0  # without a request after which all memory is given back; 0: never
     wake_on_request: bool = False
     recorder: RecorderOptions = NO_RECORDER
+    events: CacheEventOptions = NO_CACHE_EVENTS
     keep_prefix_cache: bool = False  # over a release of the caches, in as much as `retraction_host_bytes`

@@ -20,6 +20,7 @@ from forebay.config import (
     disaggregation,
     hisparse,
     kinds,
+    kv_events,
     machine,
     pictures,
     sampling,
@@ -30,6 +31,7 @@ from forebay.config import (
 from forebay.config.config import Config, ServerConfig, Setting
 from forebay.config.engine_config import (
     ActivationDtype,
+    CacheEventOptions,
     CacheIsolation,
     CacheTypes,
     DisaggregationMode,
@@ -72,6 +74,7 @@ _GROUPS: Final = {
     "tiers": TierOptions,
     "pictures": pictures.PictureOptions,
     "recorder": RecorderOptions,
+    "events": CacheEventOptions,
     "speculation": SpeculationOptions,
     "disaggregation": DisaggregationOptions,
 }
@@ -147,6 +150,7 @@ def resolve(
     values |= hisparse.field_values(settled, facts.model) | adapters.field_values(settled, survey.adapter)
     values |= speculation.field_values(settled, auto=given["speculative_algorithm"].value is AUTO)
     values |= disaggregation.field_values(settled, cluster_key(settled)) | key_fields(keys)
+    values |= kv_events.field_values(settled, values["cluster_key"], num_keys=sum(map(len, keys)))
     return Config(
         engine=_build(EngineConfig, values, **{name: _build(kind, values) for name, kind in _GROUPS.items()}),
         server=_build(

@@ -352,6 +352,25 @@ _HTTP: Final = in_group(
         default="",
     ),
     Flag("trace_ratio", FRACTION, "part of the requests without a caller's trace that is traced", default=0.01),
+    Flag(
+        "kv_events",
+        TEXT,
+        "where routers subscribe to events of the prefix cache, such as tcp://127.0.0.1:5557 (needs forebay[kv-events])",
+        default="",
+    ),
+    Flag(
+        "kv_events_replay",
+        TEXT,
+        "where subscribers of --kv-events get events again that they have missed, such as tcp://127.0.0.1:5558",
+        default="",
+    ),
+    Flag(
+        "kv_events_tokens",
+        BOOL,
+        "put the ids of cached tokens into --kv-events, which reveal prompts; on 127.0.0.1 they are there without it, "
+        "if there is one API key at most",
+        default=False,
+    ),
 )
 
 _SECURITY: Final = in_group(

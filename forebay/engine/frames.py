@@ -295,12 +295,13 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
 class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):
     """The updates of all requests after one step. Most updates have tokens only: these come before `updates`, for
     request `request_ids[i]` the next `counts[i]` of `token_ids`, or one each if there are no counts. Made by `pack`,
-    read by `tokens` and `updates`."""
+    read by `tokens` and `updates`. `cache_events` is a batch of events of the prefix cache, encoded for routers."""
 
     updates: list[Update] = []
     request_ids: list[int] = []
     token_ids: list[int] = []
     counts: list[int] = []
+    cache_events: bytes = b""
 
     def __post_init__(self) -> None:
         counts = self.counts or [1] * len(self.request_ids)

@@ -209,6 +209,7 @@ class Tenant(NamedTuple):
 
 
 ANYBODY: Final = Tenant("")
+ALL_CLIENTS: Final = ""  # the namespace of clients that are not kept apart: the same on each server
 
 
 class Session(NamedTuple):
@@ -231,12 +232,13 @@ class Isolation:
         self._secret = secrets.token_bytes(32) if secret is None else secret
 
     def namespace(self, tenant: Tenant, session: Session) -> str:
-        """The prefix cache that a request uses. A `cache_salt` always makes one of its own."""
+        """The prefix cache that a request uses: that of all clients, unless they are kept apart. A `cache_salt` always
+        makes one of its own."""
         if self._wanted is CacheIsolation.USER:
             return self._name("user", tenant.digest, *session)
         if self._wanted is CacheIsolation.KEY:
             return self._name("key", tenant.digest, session.cache_salt)
-        return self._name("none", session.cache_salt)
+        return self._name("none", session.cache_salt) if session.cache_salt else ALL_CLIENTS
 
     def author(self, tenant: Tenant, session: Session) -> str:
         """Return the author whose prompts a request may see: its own session; every author for an admin; none for a

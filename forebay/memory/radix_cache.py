@@ -20,7 +20,7 @@ import numpy as np
 from sortedcontainers import SortedList
 
 from forebay.config.engine_config import EvictionPolicy
-from forebay.memory.kinds.kind import CachedPart, Kinds, ResumedKind
+from forebay.memory.kinds.kind import CachedPart, Kinds, ResumedKind, Unwatched, Watcher
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_index import RadixIndex
 from forebay.memory.radix_node import (
@@ -112,7 +112,8 @@ class RadixCache:
     `slots` is the pool of pages: the cache takes pages over from requests (`extend_pin`) and returns them there
     (`evict`). Units are pages except where a name says tokens. `clock` counts the uses that are told apart. `weights`
     are those of tenants, 1 for any other; `shares` counts the pages that are charged to each of the `tenants`, and
-    `retention` has the prefixes that are evicted last, at most `most_retained` of each pool.
+    `retention` has the prefixes that are evicted last, at most `most_retained` of each pool. `watcher` learns what
+    changes, from the calls that change the tree.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class RadixCache:
         self.retention = Retention(
             retained, slots, self.kinds.retained, self._leaves.offer, fraction=most_retained, tenants=weights or {}
         )
+        self.watcher: Watcher = Unwatched()
         self.clock = 0
         self._num_to_flush = 0
         self._flushes = False
@@ -353,6 +355,7 @@ class RadixCache:
         self.num_pages = self.num_evictable = self._num_to_flush = 0
         self._flushes = False
         self.index.version += 1
+        self.watcher.cleared()
         for kind in self.kinds:
             kind.clear()
         for name, root in gone.items():
@@ -415,6 +418,7 @@ class RadixCache:
         self.num_pages += len(pages)
         self.num_evictable += len(pages)
         self.shares.add(pin.tenant, len(pages))
+        self.watcher.changed(node)
         return node
 
     def _split(self, node: Node, at: int) -> Node:
@@ -432,6 +436,7 @@ class RadixCache:
             kind.split(upper, node)
         if node in self.retention.nodes:
             self.retention.split(upper, node)
+        self.watcher.split(upper, node)
         return upper
 
     def _lock(self, node: Node) -> None:
@@ -465,6 +470,7 @@ class RadixCache:
             self.retention.removed(node)
         for kind in self.kinds.attached:
             kind.removed(node)
+        self.watcher.removed(node)
         first = node.key[: self.index.page_bytes]
         del parent.children[first]
         self._leaves.withdraw(node)

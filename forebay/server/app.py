@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import time
 from functools import cache
 from typing import Any, Final
@@ -118,7 +119,7 @@ def create_context(
         tokenizer=tokenizer,
         security=Security(config),
         cluster=Cluster(config),
-        isolation=Isolation(config.cache_isolation, usable_secret(config.prefix_cache_dir)),
+        isolation=Isolation(config.cache_isolation, _namespace_secret(config)),
         lifecycle=Lifecycle(lambda: engine.info.max_requests, config.tenants),
         metrics=metrics,
         tracer=make_tracer(config, "forebay", metrics.count_spans_dropped),
@@ -140,6 +141,14 @@ def create_context(
         client=staying_client(),
         seals=Seals(config.cluster_key),
     )
+
+
+def _namespace_secret(config: ServerConfig) -> bytes | None:
+    """Return the secret of the names of namespaces: with events of the prefix cache the cluster's, so that all servers
+    give one prefix the same hashes; else that of the cache's files; None for one of this process."""
+    if config.kv_events and config.cluster_key:
+        return hmac.digest(config.cluster_key, b"names of namespaces", "sha256")
+    return usable_secret(config.prefix_cache_dir)
 
 
 def create_app(server: ServerContext) -> ASGIApp:

@@ -29,6 +29,7 @@ async def serve(
     config = fit_file_limit(config)
     context = create_context(config, model, engine, tokenizer)
     engine.link.on_sleep, engine.link.on_wake = tokenizer.release_memory, tokenizer.wake
+    close_events = _publish_events(config, engine)
     try:
         app, lifecycle = create_app(context), context.lifecycle
         recordings = engine.link.recordings
@@ -46,8 +47,21 @@ async def serve(
     finally:
         if context.tracer is not None:
             await asyncio.to_thread(context.tracer.close)
+        await asyncio.to_thread(close_events)
         context.json_workers.close()
         context.workers.close()
         context.grammars.close()
         if context.images is not None:
             context.images.close()
+
+
+def _publish_events(config: ServerConfig, engine: AsyncEngine) -> Callable[[], None]:
+    """Publish the events of the engine's prefix cache, if the settings have an address for them, until the returned
+    function is called. Raises ConfigError for an address that cannot be bound."""
+    if not config.kv_events:
+        return lambda: None
+    from forebay.server.kv_events import KvEventPublisher
+
+    events = KvEventPublisher(config.kv_events, config.kv_events_replay)
+    engine.link.on_cache_events = events.put
+    return events.close

@@ -13,7 +13,7 @@ import pytest
 
 from forebay.config.engine_config import CacheIsolation
 from forebay.http.route import Access
-from forebay.http.security import ANYBODY, Isolation, Session, Tenant
+from forebay.http.security import ALL_CLIENTS, ANYBODY, Isolation, Session, Tenant
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.updates import SpeculationReport
 from forebay.server.app import ROUTES
@@ -178,7 +178,12 @@ def test_no_label_that_a_client_can_choose_names_anothers_cache(isolation: Cache
         }[isolation]
         assert seen.setdefault(names.namespace(tenant, session), meant) == meant
     assert len(seen) == len(set(seen.values()))
-    assert names.namespace(ANYBODY, Session()) != Isolation(isolation).namespace(ANYBODY, Session())
+    salted = Session(cache_salt="a")
+    assert names.namespace(ANYBODY, salted) != Isolation(isolation).namespace(ANYBODY, salted)
+    is_shared = isolation is CacheIsolation.NONE
+    plain = names.namespace(ANYBODY, Session())
+    assert (plain == Isolation(isolation).namespace(ANYBODY, Session())) is is_shared
+    assert (plain == ALL_CLIENTS) is is_shared
 
 
 def test_request_without_identity_is_a_new_author_each_time() -> None:

@@ -49,6 +49,7 @@ class EngineLink:
         # When the engine has given its weights back, and while it takes them again: of what is needed here with them.
         self.on_sleep: Callable[[], None] = lambda: None
         self.on_wake: Callable[[], None] = lambda: None
+        self.on_cache_events: Callable[[bytes], None] = lambda batch: None  # encoded for routers
         self.process = process
         self._loop = asyncio.get_running_loop()
         self._decoder: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
@@ -181,6 +182,8 @@ class EngineLink:
             match frame:
                 case Updates():
                     self.mailboxes.deliver(frame)
+                    if frame.cache_events:
+                        self.on_cache_events(frame.cache_events)
                 case State():
                     self._note(frame)
                     self._questions.answer(frame)

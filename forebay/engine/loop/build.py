@@ -51,6 +51,7 @@ from forebay.engine.lifecycle.sizing import (
 from forebay.engine.lifecycle.tiers import EngineTiers
 from forebay.engine.lifecycle.weights import DTYPES, EngineWeights, Loaded
 from forebay.engine.loop.cache_checks import CacheChecks
+from forebay.engine.loop.cache_events import make_cache_events
 from forebay.engine.loop.core import EngineCore
 from forebay.engine.loop.mixed import MixedChunks
 from forebay.engine.loop.roles import Listening, role_of, shared_caches, transfers_for
@@ -147,6 +148,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         "tiers": tiers,
         "checks": _checks(config, scheduler, runner, tiers, clock()),
         "memory": Occupation(regions, runner, weights, trim=trim),
+        "cache_events": make_cache_events(config, scheduler),
     }
     if loaded.model.adapters is not None:
         own["adapters"] = ModelAdapters(loaded.model.adapters, checkpoint.config)

@@ -27,6 +27,7 @@ from forebay.engine.loop.stats import Stats
 from forebay.engine.loop.step_cost import StepCost
 from forebay.engine.stream import failed
 from forebay.memory.adapters import AdapterLoad
+from forebay.memory.cache_events import CacheEvents
 from forebay.requests.end_tokens import EndTokens
 from forebay.requests.request import Request, RequestFault
 from forebay.requests.sampling_params import check_token_ids
@@ -102,9 +103,9 @@ class EngineCore:
     returns whether there is more. `widths` chooses how many tokens decodes compute, and measures the gain; None without
     speculation. `mixed` limits the prompts of steps in which others decode, and measures these steps; None for no limit
     by time. `adapters` has the slots of adapters, `tiers` the files of the prefix cache; `checks` compares the cache in
-    idle time. With `measures_loads` a step ends when its copies have, so that both are timed. `transfers` executes the
-    orders of a scheduler with a role, `memory` is the memory that can be released. Each is None if this engine has
-    none.
+    idle time, `cache_events` reports it to routers. With `measures_loads` a step ends when its copies have, so that
+    both are timed. `transfers` executes the orders of a scheduler with a role, `memory` is the memory that can be
+    released. Each is None if this engine has none.
 
     A failing step, or another error between frames and updates, costs at most the request that caused it, which ends
     with a typed error; the others are run again without it and get the same tokens.
@@ -126,6 +127,7 @@ class EngineCore:
         adapters: AdapterMemory | None = None,
         tiers: Files | None = None,
         checks: Checks | None = None,
+        cache_events: CacheEvents | None = None,
         measures_loads: bool = False,
         wake_on_request: bool = False,
         keep_prefix_cache: bool = False,
@@ -138,7 +140,7 @@ class EngineCore:
             wake_on_request=wake_on_request,
             keep_prefix_cache=keep_prefix_cache,
         )
-        self.in_idle_time, self.files = in_idle_time, tiers
+        self.in_idle_time, self.files, self.cache_events = in_idle_time, tiers, cache_events
         self.checks = checks or NoChecks()
         self.adapters = None if adapters is None else _loader(scheduler, self.sleeper, adapters, clock)
         self.exchange = Exchange(scheduler, transfers) if transfers else None

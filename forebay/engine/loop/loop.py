@@ -119,6 +119,8 @@ class EngineLoop:
         updates += self._work(without_frames=not frames)
         if updates:
             self._send(updates)
+        for batch in self._core.cache_events.take() if self._core.cache_events else ():
+            self._channel.send(Updates(cache_events=batch))
         if (contents := self._core.sleeper.contents) is not None:
             contents.note(updates)
         self._answer()

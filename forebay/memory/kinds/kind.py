@@ -55,10 +55,43 @@ class Retaining(Protocol):
         return whether there is any."""
 
 
+class Watcher(Protocol):
+    """Learns which nodes of a tree have changed."""
+
+    def changed(self, node: Node) -> None:
+        """Handle that the cache keeps something else for a node than before."""
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """Handle a node cut in two: `lower` is the original node, and its end does not move."""
+
+    def removed(self, node: Node) -> None:
+        """Handle that a node is gone."""
+
+    def cleared(self) -> None:
+        """Handle that all nodes are gone."""
+
+
+class Unwatched:
+    """The watcher of a tree whose events nobody gets."""
+
+    def changed(self, node: Node) -> None:
+        """Do nothing."""
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """Do nothing."""
+
+    def removed(self, node: Node) -> None:
+        """Do nothing."""
+
+    def cleared(self) -> None:
+        """Do nothing."""
+
+
 class Tree(Protocol):
     """The prefix tree, as far as a kind uses it."""
 
     page_size: int
+    watcher: Watcher
 
     @property
     def retention(self) -> Retaining: ...
@@ -168,6 +201,8 @@ class TieredKind(Protocol):
     in_tree: CachedPart  # the part that keeps them in a tree
     retained: RetainedKind  # the part that retains them there
     at_ends: ClassVar[bool]
+    spec_kind: ClassVar[str]  # its name in the events of the prefix cache, as vLLM names layers
+    window: int | None  # tokens, of a sliding window
 
     def of_tier(self, num_slots: int, num_pages: int) -> TieredKind:
         """Make the same for the tree of a tier with `num_slots` slots beside `num_pages` pages."""

@@ -88,6 +88,7 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
         self._count(node, 1)
         self._place(node)
         self._shadow(node)
+        self.tree.watcher.changed(node)
         return True
 
     def lock(self, node: Node, pages: Ids) -> None:
@@ -154,6 +155,7 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
         self.shares.add(cached.tenant, -1)
         del self._ranks[cached.tenant][cached.rank][node]
         self._count(node, -1)
+        self.tree.watcher.changed(node)
 
     def touch(self, node: Node, num_pages: int) -> None:
         if node in self._at:
@@ -279,6 +281,8 @@ class StateTier(TieredKind):
 
     name: ClassVar[str] = STATE
     at_ends: ClassVar[bool] = True
+    spec_kind: ClassVar[str] = "mamba"
+    window: int | None = None
 
     def __init__(self, cached: CachedStates) -> None:
         self.in_tree = self._states = cached

@@ -170,6 +170,7 @@ class CachedWindows(CachedPart, AttachedKind, ResumedKind, ReplacedKind, Checked
     def _evict_from_node(self, node: Node, most: int) -> int:
         count = self.evict_from(node.pages, most)
         self.shares.add(node.tenant, -count)
+        self.tree.watcher.changed(node)
         return count
 
     def evict_from(self, pages: Ids, most: int) -> int:
@@ -215,6 +216,7 @@ class CachedWindows(CachedPart, AttachedKind, ResumedKind, ReplacedKind, Checked
                 self.shares.add(node.tenant, self.num_kept(node) - before)
         for node in nodes:
             self._nodes[node.tenant][node] = None
+            self.tree.watcher.changed(node)
         return cached
 
     def give_to_cache(self, pages: Ids, owner: int) -> int:
@@ -279,9 +281,11 @@ class WindowTier(TieredKind):
 
     name: ClassVar[str] = WINDOW
     at_ends: ClassVar[bool] = False
+    spec_kind: ClassVar[str] = "sliding_window"
 
     def __init__(self, cached: CachedWindows) -> None:
         self.in_tree, self._map = cached, cached.map
+        self.window: int | None = cached.map.window
         self.retained = RetainedWindows(cached.map)
 
     def of_tier(self, num_slots: int, num_pages: int) -> WindowTier:

@@ -1,0 +1,54 @@
+"""The check of the settings of events of the prefix cache, and what they become."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import importlib.util
+import secrets
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from forebay.base.errors import ConfigError
+from forebay.base.exposure import is_loopback
+from forebay.config.flag import Settled
+
+_PURPOSE: Final = b"hashes of events of the prefix cache"
+
+
+def field_values(settled: Settled, cluster_key: bytes, *, num_keys: int) -> dict[str, Any]:
+    """Return what the engine needs: whether there are events and whether they have token ids, and the key of hashes.
+    Without a cluster key each process has a key of its own. Raises ConfigError."""
+    publish, replay = str(settled["kv_events"]), str(settled["kv_events_replay"])
+    wants_tokens = bool(settled["kv_events_tokens"])
+    if not publish:
+        for option, given in (("--kv-events-replay", replay), ("--kv-events-tokens", wants_tokens)):
+            if given:
+                raise ConfigError(f"{option} has no effect without --kv-events: give both, or none")
+        return {"cache_events": False, "event_tokens": False, "event_key": b""}
+    local = [is_loopback(_host("--kv-events", publish))]
+    if replay:
+        local.append(is_loopback(_host("--kv-events-replay", replay)))
+    if publish == replay:
+        raise ConfigError(f"--kv-events and --kv-events-replay are both {publish}: give the second a port of its own")
+    if wants_tokens and num_keys > 1:
+        raise ConfigError(
+            f"--kv-events-tokens shows subscribers the prompts of all tenants, and there are {num_keys} API keys: leave "
+            "it out, hashes do without tokens"
+        )
+    if importlib.util.find_spec("zmq") is None:
+        raise ConfigError("--kv-events needs ZeroMQ: pip install 'forebay[kv-events]'")
+    key = hmac.new(cluster_key, _PURPOSE, hashlib.sha256).digest() if cluster_key else secrets.token_bytes(32)
+    return {"cache_events": True, "event_tokens": wants_tokens or (all(local) and num_keys <= 1), "event_key": key}
+
+
+def _host(option: str, address: str) -> str:
+    """Return the host of an address to listen at, "" for all. Raises ConfigError for another form."""
+    url = urlsplit(address)
+    try:
+        port = url.port
+    except ValueError:
+        port = None
+    if url.scheme != "tcp" or not url.hostname or not port or url.path:
+        raise ConfigError(f"{option} {address!a} is no address to listen at: write one such as tcp://127.0.0.1:5557")
+    return "" if url.hostname == "*" else url.hostname
