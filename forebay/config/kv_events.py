@@ -33,8 +33,8 @@ def field_values(settled: Settled, cluster_key: bytes, *, num_keys: int) -> dict
         raise ConfigError(f"--kv-events and --kv-events-replay are both {publish}: give the second a port of its own")
     if wants_tokens and num_keys > 1:
         raise ConfigError(
-            f"--kv-events-tokens shows subscribers the prompts of all tenants, and there are {num_keys} API keys: leave "
-            "it out, hashes do without tokens"
+            f"--kv-events-tokens shows subscribers the prompts of all tenants, and there are {num_keys} API keys: "
+            "leave it out, hashes do without tokens"
         )
     if importlib.util.find_spec("zmq") is None:
         raise ConfigError("--kv-events needs ZeroMQ: pip install 'forebay[kv-events]'")

@@ -355,7 +355,8 @@ _HTTP: Final = in_group(
     Flag(
         "kv_events",
         TEXT,
-        "where routers subscribe to events of the prefix cache, such as tcp://127.0.0.1:5557 (needs forebay[kv-events])",
+        "where routers subscribe to events of the prefix cache, such as tcp://127.0.0.1:5557 (needs "
+        "forebay[kv-events])",
         default="",
     ),
     Flag(

@@ -1,11 +1,11 @@
-"""What routers learn about a prefix cache: which pages, states and windows are stored, and which are gone.
+"""Events of a prefix cache for routers: pages that it stores or removes, and the other kinds of cache beside them.
 
-The events have the format that vLLM's consumers read (`vllm/distributed/kv_events.py`): maps with a `type`, in batches
+The events have the format of vLLM 0.33 (its module `kv_events`): maps with a `type`, in batches
 `[time, events, rank]`. A block is a page. Its hash has 64 bits and is keyed; it depends on the tokens in front of the
 page and on the namespace, so that two servers with one key give one prefix the same hashes.
 
-A tree reports to its `Watched` which nodes have changed. What routers have to learn follows once a step, from a
-comparison of these nodes with what was published for them.
+A tree reports changed nodes to its `Watched`. Once a step, these nodes are compared with their published pages, and
+the differences are the events.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ CacheEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class Salt(NamedTuple):
-    """What separates the prefixes of a namespace from others: `name` is the same on every server, `client` names the
+    """The part of a namespace in hashes: `name` is the same on every server, `client` names the
     client's part, "" for none, and `adapter` is the name of the adapter."""
 
     name: str
@@ -76,7 +76,7 @@ class Salt(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A tier of the prefix cache, its name in events, and what its namespaces are for other servers."""
+    """A tier of the prefix cache, its name in events, and the salts of its namespaces."""
 
     tier: Tier
     medium: str
@@ -93,7 +93,7 @@ class _Group(NamedTuple):
 
 
 class _Published:
-    """What was published for a node: the hash of each page, and by group the pages, counted from 1."""
+    """The published pages of a node: the hash of each page, and by group the pages, counted from 1."""
 
     __slots__ = ("ends", "hashes", "salt")
 
@@ -134,7 +134,7 @@ class Hasher:
 
 
 class Watched:
-    """What was published of one tree, and which of its nodes have changed since."""
+    """The published pages of one tree, and the nodes that have changed since."""
 
     def __init__(self, source: Source, hasher: Hasher, *, with_tokens: bool) -> None:
         tier, self._medium, self._salt_of = source

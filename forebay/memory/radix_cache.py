@@ -20,7 +20,7 @@ import numpy as np
 from sortedcontainers import SortedList
 
 from forebay.config.engine_config import EvictionPolicy
-from forebay.memory.kinds.kind import CachedPart, Kinds, ResumedKind, Unwatched, Watcher
+from forebay.memory.kinds.kind import CachedPart, Kinds, ResumedKind, Watcher
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_index import RadixIndex
 from forebay.memory.radix_node import (
@@ -142,7 +142,7 @@ class RadixCache:
         self.retention = Retention(
             retained, slots, self.kinds.retained, self._leaves.offer, fraction=most_retained, tenants=weights or {}
         )
-        self.watcher: Watcher = Unwatched()
+        self.watcher: Watcher | None = None
         self.clock = 0
         self._num_to_flush = 0
         self._flushes = False
@@ -355,7 +355,8 @@ class RadixCache:
         self.num_pages = self.num_evictable = self._num_to_flush = 0
         self._flushes = False
         self.index.version += 1
-        self.watcher.cleared()
+        if self.watcher is not None:
+            self.watcher.cleared()
         for kind in self.kinds:
             kind.clear()
         for name, root in gone.items():
@@ -418,7 +419,8 @@ class RadixCache:
         self.num_pages += len(pages)
         self.num_evictable += len(pages)
         self.shares.add(pin.tenant, len(pages))
-        self.watcher.changed(node)
+        if self.watcher is not None:
+            self.watcher.changed(node)
         return node
 
     def _split(self, node: Node, at: int) -> Node:
@@ -436,7 +438,8 @@ class RadixCache:
             kind.split(upper, node)
         if node in self.retention.nodes:
             self.retention.split(upper, node)
-        self.watcher.split(upper, node)
+        if self.watcher is not None:
+            self.watcher.split(upper, node)
         return upper
 
     def _lock(self, node: Node) -> None:
@@ -470,7 +473,8 @@ class RadixCache:
             self.retention.removed(node)
         for kind in self.kinds.attached:
             kind.removed(node)
-        self.watcher.removed(node)
+        if self.watcher is not None:
+            self.watcher.removed(node)
         first = node.key[: self.index.page_bytes]
         del parent.children[first]
         self._leaves.withdraw(node)

@@ -15,7 +15,6 @@ from typing import Final
 import zmq
 
 from forebay.base.errors import ConfigError
-from forebay.base.log import event, get_logger
 from forebay.base.wake import WakingQueue
 
 TOPIC: Final = b""
@@ -25,8 +24,6 @@ MOST_WAITING: Final = 4096  # batches for the thread, and for each subscriber
 MOST_KEPT: Final = 10_000  # batches for replay
 MOST_KEPT_BYTES: Final = 64 << 20
 _MOST_REQUEST_BYTES: Final = 256  # of a frame that a client sends
-
-log = get_logger("server")
 
 
 class KvEventPublisher:
@@ -44,7 +41,6 @@ class KvEventPublisher:
         self._replay = self._bind("--kv-events-replay", zmq.ROUTER, replay_address, MOST_KEPT + 1)
         self._thread = threading.Thread(target=self._work, name="kv-events", daemon=True)
         self._thread.start()
-        log.info(event("kv_events", address=address, replay=replay_address or "none"))
 
     def _bind(self, option: str, kind: int, address: str, most_waiting: int) -> zmq.Socket[bytes] | None:
         if not address:

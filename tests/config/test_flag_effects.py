@@ -55,6 +55,8 @@ VALUES: dict[str, Any] = {
     "ledger": "raise",
     "log_level": "debug",
     "log_format": "json",
+    "kv_events": "tcp://127.0.0.1:5557",
+    "kv_events_replay": "tcp://127.0.0.1:5558",
     "otlp_traces_endpoint": "http://127.0.0.1:4318",
     "lora_modules": "name=/folder",
     "mamba_scheduler_strategy": "no_buffer",

@@ -16,7 +16,6 @@ from typing import Any, Final
 import msgspec
 
 from forebay.engine.loop.cache_events import durable_salt, events_of, salt_of
-from forebay.memory.cache_events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent
 from forebay.memory.radix_node import Node
 from forebay.memory.tier import Tier
 from forebay.scheduler.scheduler import Scheduler
@@ -30,14 +29,32 @@ KEY: Final = b"a key of the cluster, for hashes"
 MEDIA: Final = {"device": "GPU", "host": "CPU", "disk": "DISK"}
 KINDS: Final = {"state": "mamba", "window": "sliding_window"}
 
-Cached = dict[tuple[str, str], set[int]]  # hashes by medium and kind of layers
+Cached = dict[tuple[str | None, str | None], set[int]]  # hashes by medium and kind of layers
+
+
+class Event(msgspec.Struct):
+    """An event as consumers decode it: fields that its type lacks, or that are null, are left out by some engines."""
+
+    type: str
+    block_hashes: list[int] = []
+    parent_block_hash: int | None = None
+    token_ids: list[int] = []
+    block_size: int = 0
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
+    group_idx: int = 0
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    session_id: str | None = None
 
 
 class Batch(msgspec.Struct, array_like=True):
-    """A message as subscribers decode it."""
+    """A message as consumers decode it."""
 
     ts: float
-    events: list[CacheEvent]
+    events: list[Event]
     data_parallel_rank: int | None = None
 
 
@@ -48,8 +65,8 @@ class Subscriber:
     """What a router knows: the hashes that are cached. It refuses what it must not be told."""
 
     def __init__(self) -> None:
-        self._cached: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
-        self._kinds = {0: "full_attention"}
+        self._cached: defaultdict[tuple[str | None, int], set[int]] = defaultdict(set)
+        self._kinds: dict[int, str | None] = {0: "full_attention"}
         self.num_stored = self.num_removed = self.num_cleared = 0
 
     def take(self, batches: Iterable[bytes]) -> None:
@@ -58,9 +75,9 @@ class Subscriber:
             for event in decode(batch).events:
                 self._apply(event)
 
-    def _apply(self, event: CacheEvent) -> None:
-        match event:
-            case BlockStored():
+    def _apply(self, event: Event) -> None:
+        match event.type:
+            case "BlockStored":
                 cached, hashes = self._cached[event.medium, event.group_idx], set(event.block_hashes)
                 require(len(hashes) == len(event.block_hashes), f"{event} has a hash twice")
                 require(not hashes & cached, f"{event} has hashes that are stored already")
@@ -70,12 +87,12 @@ class Subscriber:
                     require(event.parent_block_hash in cached, f"{event} has an unknown parent")
                 cached |= hashes
                 self.num_stored += len(hashes)
-            case BlockRemoved():
+            case "BlockRemoved":
                 cached = self._cached[event.medium, event.group_idx]
                 require(cached >= set(event.block_hashes), f"{event} has hashes that are not stored")
                 cached -= set(event.block_hashes)
                 self.num_removed += len(event.block_hashes)
-            case AllBlocksCleared():
+            case "AllBlocksCleared":
                 self._cached.clear()
                 self.num_cleared += 1
 
@@ -87,7 +104,7 @@ class Subscriber:
 
 def of_trees(scheduler: Scheduler, key: bytes = KEY) -> Cached:
     """Return what the trees of all tiers have, hashed page by page."""
-    tiers, found = scheduler.memory.tiers, defaultdict[tuple[str, str], set[int]](set)
+    tiers, found = scheduler.memory.tiers, defaultdict[tuple[str | None, str | None], set[int]](set)
     for tier in (tiers.device, *tiers.all):
         salt = partial(durable_salt if tier.durable else salt_of, adapters=scheduler.pools.adapters)
         for namespace, root in tier.cache.index.roots.items():

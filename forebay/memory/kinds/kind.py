@@ -71,27 +71,11 @@ class Watcher(Protocol):
         """Handle that all nodes are gone."""
 
 
-class Unwatched:
-    """The watcher of a tree whose events nobody gets."""
-
-    def changed(self, node: Node) -> None:
-        """Do nothing."""
-
-    def split(self, upper: Node, lower: Node) -> None:
-        """Do nothing."""
-
-    def removed(self, node: Node) -> None:
-        """Do nothing."""
-
-    def cleared(self) -> None:
-        """Do nothing."""
-
-
 class Tree(Protocol):
     """The prefix tree, as far as a kind uses it."""
 
     page_size: int
-    watcher: Watcher
+    watcher: Watcher | None
 
     @property
     def retention(self) -> Retaining: ...

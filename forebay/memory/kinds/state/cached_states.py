@@ -88,7 +88,8 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
         self._count(node, 1)
         self._place(node)
         self._shadow(node)
-        self.tree.watcher.changed(node)
+        if self.tree.watcher is not None:
+            self.tree.watcher.changed(node)
         return True
 
     def lock(self, node: Node, pages: Ids) -> None:
@@ -155,7 +156,8 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
         self.shares.add(cached.tenant, -1)
         del self._ranks[cached.tenant][cached.rank][node]
         self._count(node, -1)
-        self.tree.watcher.changed(node)
+        if self.tree.watcher is not None:
+            self.tree.watcher.changed(node)
 
     def touch(self, node: Node, num_pages: int) -> None:
         if node in self._at:

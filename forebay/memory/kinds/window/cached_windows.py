@@ -170,7 +170,8 @@ class CachedWindows(CachedPart, AttachedKind, ResumedKind, ReplacedKind, Checked
     def _evict_from_node(self, node: Node, most: int) -> int:
         count = self.evict_from(node.pages, most)
         self.shares.add(node.tenant, -count)
-        self.tree.watcher.changed(node)
+        if self.tree.watcher is not None:
+            self.tree.watcher.changed(node)
         return count
 
     def evict_from(self, pages: Ids, most: int) -> int:
@@ -216,7 +217,8 @@ class CachedWindows(CachedPart, AttachedKind, ResumedKind, ReplacedKind, Checked
                 self.shares.add(node.tenant, self.num_kept(node) - before)
         for node in nodes:
             self._nodes[node.tenant][node] = None
-            self.tree.watcher.changed(node)
+            if self.tree.watcher is not None:
+                self.tree.watcher.changed(node)
         return cached
 
     def give_to_cache(self, pages: Ids, owner: int) -> int:
