@@ -34,8 +34,8 @@ _Hashes = npt.NDArray[np.uint64]
 
 class BlockStored(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Consecutive pages of one prefix are cached in `medium`: in the group `group_idx`, whose layers are of
-    `kv_cache_spec_kind`. `token_ids` are those of the pages, or none. `extra_keys` has for each page a digest of the
-    namespace, None for that of all clients."""
+    `kv_cache_spec_kind`, and read the last `span` tokens. `token_ids` are those of the pages, or none. `extra_keys` has
+    for each page a digest of the namespace, None for that of all clients."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -47,7 +47,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     extra_keys: list[tuple[str]] | None
     group_idx: int
     kv_cache_spec_kind: str
-    kv_cache_spec_sliding_window: int | None
+    span: int | None = msgspec.field(name="kv_cache_spec_sliding_window")
     session_id: None = None
 
 
@@ -88,7 +88,7 @@ class _Group(NamedTuple):
 
     number: int
     kind: str
-    window: int | None
+    span: int | None
     part: TieredKind | None  # None for full KV, which all pages of a node have
 
 
@@ -143,7 +143,7 @@ class Watched:
         parts = enumerate(tier.parts.values(), 1)
         self._groups = [
             _Group(0, FULL_ATTENTION, None, None),
-            *(_Group(number, part.spec_kind, part.window, part) for number, part in parts),
+            *(_Group(number, part.spec_kind, part.span, part) for number, part in parts),
         ]
         self._published: dict[Node, _Published] = {}
         self._gone: list[_Published] = []  # of nodes that were removed
@@ -297,7 +297,7 @@ class Watched:
                 extra_keys=[(client,)] * (stop - first) if client else None,
                 group_idx=group.number,
                 kv_cache_spec_kind=group.kind,
-                kv_cache_spec_sliding_window=group.window,
+                span=group.span,
             )
 
     def _parent_hash(self, node: Node, published: _Published, first: int) -> int | None:

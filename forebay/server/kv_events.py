@@ -1,8 +1,8 @@
 """The sockets at which routers get the events of the prefix cache. Needs the extra `forebay[kv-events]`.
 
 A message has three frames: the topic, which is empty, the number of the batch (8 bytes, big endian), and the batch. A
-subscriber that is slow or absent loses batches, and sees it by the numbers. It can ask the replay socket for all kept
-batches from a number on, which come as such messages, and behind them one with the number 2**64 - 1 and no batch.
+subscriber that is slow or absent loses batches, and sees it by the numbers. The replay socket sends all kept batches
+from a number on. They come as such messages, and behind them one with the number 2**64 - 1 and no batch.
 """
 
 from __future__ import annotations

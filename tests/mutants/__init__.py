@@ -18,6 +18,7 @@ from tests.mutants.core import CORE
 from tests.mutants.dense import DENSE
 from tests.mutants.encoders import ENCODERS
 from tests.mutants.engine import ENGINE
+from tests.mutants.events import EVENTS
 from tests.mutants.experts import EXPERTS
 from tests.mutants.flights import FLIGHTS
 from tests.mutants.formats import FORMATS
@@ -52,6 +53,7 @@ from tests.mutants.verify import VERIFY
 
 MUTANTS: tuple[Mutant, ...] = (
     *MEMORY,
+    *EVENTS,
     *MMPROJ,
     *SCHEDULER,
     *TENANTS,

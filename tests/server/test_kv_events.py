@@ -81,6 +81,7 @@ def test_subscriber_gets_batches_in_their_order(context) -> None:
         assert got == [b"batch %d" % i for i in range(20)]
     finally:
         publisher.close()
+        context.destroy(linger=0)
 
 
 def test_lost_batch_shows_as_a_gap_and_is_replayed(context) -> None:
@@ -99,6 +100,7 @@ def test_lost_batch_shows_as_a_gap_and_is_replayed(context) -> None:
         assert [batch for batch in found.values() if batch != b"hello"] == [b"missed %d" % i for i in range(5)]
     finally:
         publisher.close()
+        context.destroy(linger=0)
 
 
 def test_subscriber_that_does_not_read_loses_batches_and_delays_none(context) -> None:
@@ -120,6 +122,7 @@ def test_subscriber_that_does_not_read_loses_batches_and_delays_none(context) ->
         assert len(numbers) < 200, "the slow subscriber got all"
     finally:
         publisher.close()
+        context.destroy(linger=0)
 
 
 @pytest.mark.parametrize("frames", [[b"1"], [b"", b"1234567"], [b"x", b"12345678"], [b"", b"1", b"2"]], ids=str)
@@ -137,6 +140,7 @@ def test_replay_request_of_another_form_is_ignored(context, frames: list[bytes])
             assert ask.recv_multipart() == [b"", b"", END, b""]
     finally:
         publisher.close()
+        context.destroy(linger=0)
 
 
 def test_address_in_use_is_refused_with_its_option(context) -> None:
@@ -147,6 +151,7 @@ def test_address_in_use_is_refused_with_its_option(context) -> None:
             KvEventPublisher(where)
     finally:
         publisher.close()
+        context.destroy(linger=0)
 
 
 # Messages in the format of vLLM 0.33, whose encoder leaves out fields that are null (`omit_defaults`): a prefix of two

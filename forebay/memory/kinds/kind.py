@@ -186,7 +186,7 @@ class TieredKind(Protocol):
     retained: RetainedKind  # the part that retains them there
     at_ends: ClassVar[bool]
     spec_kind: ClassVar[str]  # its name in the events of the prefix cache, as vLLM names layers
-    window: int | None  # tokens, of a sliding window
+    span: int | None  # tokens that its layers read, None for all
 
     def of_tier(self, num_slots: int, num_pages: int) -> TieredKind:
         """Make the same for the tree of a tier with `num_slots` slots beside `num_pages` pages."""

@@ -284,7 +284,7 @@ class StateTier(TieredKind):
     name: ClassVar[str] = STATE
     at_ends: ClassVar[bool] = True
     spec_kind: ClassVar[str] = "mamba"
-    window: int | None = None
+    span: int | None = None
 
     def __init__(self, cached: CachedStates) -> None:
         self.in_tree = self._states = cached

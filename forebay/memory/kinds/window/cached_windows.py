@@ -287,7 +287,7 @@ class WindowTier(TieredKind):
 
     def __init__(self, cached: CachedWindows) -> None:
         self.in_tree, self._map = cached, cached.map
-        self.window: int | None = cached.map.window
+        self.span: int | None = cached.map.window
         self.retained = RetainedWindows(cached.map)
 
     def of_tier(self, num_slots: int, num_pages: int) -> WindowTier:

@@ -1,0 +1,37 @@
+"""Rules of the events of the prefix cache."""
+
+from tests.mutants.mutant import Mutant
+
+_EVENTS = "memory/cache_events.py"
+_UNIT = "memory/test_cache_events.py::"
+
+EVENTS = (
+    Mutant(
+        "C18 routers learn of a page once the step that wrote it has committed",
+        "scheduler/memory/tiers.py",
+        "            self._stores[copy.number] = Store(tier, target, req)\n",
+        '            self._stores[copy.number] = Store(tier, target, req)\n            tier.attach(target, "step")\n',
+        "simulation/test_published.py::test_events_replayed_after_random_traffic_equal_the_trees",
+    ),
+    Mutant(
+        "C34 routers learn that a page is gone when no load of its adapter has it any more",
+        _EVENTS,
+        "        if published.salt.adapter is None:\n",
+        "        if True:\n",
+        f"{_UNIT}test_page_of_an_adapter_is_gone_only_when_no_load_of_it_has_the_page",
+    ),
+    Mutant(
+        "C34 hashes of events differ between namespaces",
+        _EVENTS,
+        'self._hasher.digest(f"namespace {salt.name}".encode())',
+        'self._hasher.digest(b"namespace")',
+        f"{_UNIT}test_c34_hashes_depend_on_tokens_before_them_namespace_and_key",
+    ),
+    Mutant(
+        "C18 routers learn of states",
+        _EVENTS,
+        "        parts = enumerate(tier.parts.values(), 1)\n",
+        "        parts = enumerate((part for part in tier.parts.values() if not part.at_ends), 1)\n",
+        "simulation/test_published.py::test_events_replayed_after_random_traffic_equal_the_trees",
+    ),
+)
