@@ -38,13 +38,13 @@ class KvEventPublisher:
         self._num_kept_bytes = self._next = 0
         self._closing = False
         self._publish = self._bind("--kv-events", zmq.PUB, address, most_waiting)
-        self._replay = self._bind("--kv-events-replay", zmq.ROUTER, replay_address, MOST_KEPT + 1)
+        self._replay: zmq.Socket[bytes] | None = None
+        if replay_address:
+            self._replay = self._bind("--kv-events-replay", zmq.ROUTER, replay_address, MOST_KEPT + 1)
         self._thread = threading.Thread(target=self._work, name="kv-events", daemon=True)
         self._thread.start()
 
-    def _bind(self, option: str, kind: int, address: str, most_waiting: int) -> zmq.Socket[bytes] | None:
-        if not address:
-            return None
+    def _bind(self, option: str, kind: int, address: str, most_waiting: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.SNDHWM, most_waiting)
@@ -108,8 +108,7 @@ class KvEventPublisher:
         self._send(replay, [client, b"", TOPIC, END, b""])
 
     @staticmethod
-    def _send(socket: zmq.Socket[bytes] | None, frames: list[bytes]) -> None:
-        assert socket is not None, "events without an address"
+    def _send(socket: zmq.Socket[bytes], frames: list[bytes]) -> None:
         try:
             socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
