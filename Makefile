@@ -32,10 +32,10 @@ test-all:
 
 cases: dev
 	@files=$$($(if $(AREA),$(BIN)/python -m tests.reached $(AREA),:)) && \
-	$(BIN)/python -m pytest --workers $(WORKERS) -m "not slow" $$files $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $$files $(ARGS)
 
 all-cases: dev
-	@$(BIN)/python -m pytest --workers $(WORKERS) $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 install:
 	@$(PYTHON) scripts/bootstrap.py

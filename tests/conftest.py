@@ -31,8 +31,6 @@ from tests.deadlines import HANGS_S, Watchdog
 from tests.imports import SYNTAX_TREES
 from tests.integration.forked import close_stock, start_engine
 from tests.tiers import LONG_S, thin, unmarked_long
-from tests.workers import pytest_addoption as pytest_addoption
-from tests.workers import pytest_runtestloop as pytest_runtestloop
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")  # the first takes least CPU
 

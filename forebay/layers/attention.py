@@ -17,7 +17,7 @@ from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.linear import Linear
 from forebay.layers.paged_attention import PagedAttention
-from forebay.layers.params import Rows, in_order, rows_of_blocks, rows_of_heads, unchanged
+from forebay.layers.params import Change, Rows, in_order, rows_of_blocks, rows_of_heads, unchanged
 from forebay.layers.rotary import QueryScaleSpec, RopeSpec
 from forebay.ops.exchange import Share, units_of
 from forebay.pools.cache_spec import CacheSpec, FullAttention, SlidingWindow
@@ -231,11 +231,9 @@ def _norms(spec: AttentionSpec, parts: Parts, heads: Heads) -> tuple[Tensor, ...
             _norms_by_head(spec, parts, name, count, own)
             for name, count, own in zip(spec.norm_names, counts, heads[:2], strict=True)
         )
-    rows = _pair_rows(spec) if spec.interleaved else ()
-    assert not (rows and spec.qk_norm is QkNorm.FULL), "a norm of all heads at once with neighbours as rotary pairs"
-    change = partial(in_order, rows=rows) if rows else unchanged
+    assert not (spec.interleaved and spec.qk_norm is QkNorm.FULL), "a norm of all heads with neighbours as rotary pairs"
     return tuple(
-        parts.tensor(f"{name}.weight", *shape, offset=spec.norm_offset, change=change)
+        parts.tensor(f"{name}.weight", *shape, offset=spec.norm_offset, change=_as_heads_are(spec))
         for name, shape in zip(spec.norm_names, shapes[spec.qk_norm], strict=True)
     )
 
@@ -245,8 +243,12 @@ def _norms_by_head(spec: AttentionSpec, parts: Parts, name: str, count: int, hea
     own, dim = parts.share.part(heads), spec.head_dim
     if "{}" in name:
         return parts.stacked((f"{name.format(i)}.weight" for i in range(count)), dim, own)
-    change = partial(in_order, rows=_pair_rows(spec)) if spec.interleaved else unchanged
-    return parts.tensor(f"{name}.weight", count, dim, offset=spec.norm_offset, change=change, own=own)
+    return parts.tensor(f"{name}.weight", count, dim, offset=spec.norm_offset, change=_as_heads_are(spec), own=own)
+
+
+def _as_heads_are(spec: AttentionSpec) -> Change:
+    """Return what puts the weights of a head's norm in the order of the head's entries."""
+    return partial(in_order, rows=_pair_rows(spec)) if spec.interleaved else unchanged
 
 
 def _qkv(spec: AttentionSpec, parts: Parts, heads: Heads) -> Linear:

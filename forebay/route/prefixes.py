@@ -39,6 +39,7 @@ class PromptBlocks:
 
     def __init__(self, isolation: CacheIsolation, cluster_key: bytes) -> None:
         self._isolation = Isolation(isolation, cluster_key)
+        self._key = blake2b(cluster_key, digest_size=_DIGEST_BYTES).hexdigest()  # no namespace of all clients has it
 
     def of_body(self, tenant: Tenant, content: bytes) -> list[bytes]:
         """Return the keys for the body of a request; none for a body that a server will refuse."""
@@ -50,7 +51,8 @@ class PromptBlocks:
 
     def _namespace(self, tenant: Tenant, data: dict[str, Any]) -> bytes:
         session = Session(*(_text(data, name) for name in Session._fields))
-        return _encode([self._isolation.namespace(tenant, session), *(_text(data, name) for name in _ADAPTERS)])
+        parts = [self._isolation.namespace(tenant, session), *(_text(data, name) for name in _ADAPTERS)]
+        return _encode([self._key, *parts])
 
 
 def _text(data: dict[str, Any], name: str) -> str:

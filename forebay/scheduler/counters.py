@@ -68,7 +68,7 @@ STEP_TOKENS: Final = (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 OF_ENGINE: Final = (
     Counter("engine.steps", "Steps that the engine committed"),
     Counter("engine.step_tokens"),
-    *(Counter(f"engine.step_tokens.{bound}") for bound in STEP_TOKENS),  # steps of as many tokens, or fewer
+    *(Counter(f"engine.step_tokens_{bound}") for bound in STEP_TOKENS),  # steps of as many tokens, or fewer
     Counter("engine.step_failures", "Steps that cost their choices an error"),
     Counter("engine.refused", "Choices that the engine refused before they were queued"),
     Counter("engine.host_seconds", "Seconds spent planning and committing steps"),

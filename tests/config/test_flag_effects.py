@@ -89,6 +89,8 @@ DECODE: dict[str, Any] = {
     "insecure_no_cluster_key": True,
 }
 KEYED: dict[str, Any] = {"disaggregation_mode": "decode", "cluster_key_file": __file__}
+# A key, or hashes have a random one, which would be a change without a flag; and token ids are off.
+PUBLIC: dict[str, Any] = {**KEYED, "max_running_requests": 64, "kv_events": "tcp://0.0.0.0:5557"}
 ADAPTED: dict[str, Any] = {"enable_lora": True}
 WITH: dict[str, dict[str, Any]] = {
     "chaos": DECODE,
@@ -107,6 +109,9 @@ WITH: dict[str, dict[str, Any]] = {
     "activation_dtype": {"device": "cuda"},
     "exact": {"device": "cuda"},
     "weights_cpu_backup": {"device": "cuda", "enable_memory_saver": True},
+    "kv_events": {**KEYED, "max_running_requests": 64},
+    "kv_events_replay": PUBLIC,
+    "kv_events_tokens": PUBLIC,
     "lora_modules": ADAPTED,
     "lora_root": ADAPTED,
     "max_lora_rank": ADAPTED,

@@ -176,7 +176,7 @@ def test_states_answer_the_question_that_was_asked(peer: Peer) -> None:
     assert after.counters["generated_tokens"] == 5
     assert after.counters["engine.steps"] == 5
     assert after.counters["engine.step_tokens"] == 32 + 4, "the prompt, and four decodes of one token"
-    at_most = {bound: after.counters[f"engine.step_tokens.{bound}"] for bound in STEP_TOKENS}
+    at_most = {bound: after.counters[f"engine.step_tokens_{bound}"] for bound in STEP_TOKENS}
     assert at_most == {bound: 4 + (bound >= 32) for bound in STEP_TOKENS}
     assert after.last_step_age_s == 0
 

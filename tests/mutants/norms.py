@@ -106,7 +106,7 @@ NORMS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C28 weights of heads' norms are in the order of the heads' entries",
         _ATTENTION,
-        "partial(in_order, rows=rows) if rows else unchanged",
+        "partial(in_order, rows=_pair_rows(spec)) if spec.interleaved else unchanged",
         "unchanged",
         _PREFILL,
     ),

@@ -92,15 +92,15 @@ ROUTING = (
     Mutant(
         "C29 the tenant is part of a prompt's key",
         "route/prefixes.py",
-        "        return _encode([self._isolation.namespace(tenant, session), ",
-        "        return _encode([",
+        "parts = [self._isolation.namespace(tenant, session), ",
+        "parts = [",
         "route/test_prefixes.py::test_prompt_blocks_are_shared_exactly_where_a_server_shares_its_cache",
     ),
     Mutant(
         "C29 the adapter is part of a prompt's key",
         "route/prefixes.py",
-        "*(_text(data, name) for name in _ADAPTERS)])",
-        "])",
+        "*(_text(data, name) for name in _ADAPTERS)]\n",
+        "]\n",
         "route/test_prefixes.py::test_prompt_blocks_are_shared_exactly_where_a_server_shares_its_cache",
     ),
     Mutant(

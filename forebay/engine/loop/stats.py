@@ -46,7 +46,7 @@ class Stats:
         self.counters["engine.steps"] += 1
         self.counters["engine.step_tokens"] += num_tokens
         for bound in STEP_TOKENS[bisect_left(STEP_TOKENS, num_tokens) :]:
-            self.counters[f"engine.step_tokens.{bound}"] += 1
+            self.counters[f"engine.step_tokens_{bound}"] += 1
 
     def worked(self, seconds: float, *, for_check: bool) -> None:
         """Count the time of a turn: work, unless it was for a check of the prefix cache."""

@@ -223,7 +223,7 @@ class _EngineCollector(Collector):
 
 def _step_tokens(counters: Mapping[str, float]) -> HistogramMetricFamily:
     text = "Tokens that a step computed, of prompts, decodes and drafts"
-    buckets = [(f"{bound}.0", counters.get(f"engine.step_tokens.{bound}", 0.0)) for bound in STEP_TOKENS]
+    buckets = [(f"{bound}.0", counters.get(f"engine.step_tokens_{bound}", 0.0)) for bound in STEP_TOKENS]
     buckets.append(("+Inf", counters.get("engine.steps", 0.0)))
     total = counters.get("engine.step_tokens", 0.0)
     return HistogramMetricFamily("forebay:step_tokens", text, buckets=buckets, sum_value=total)
