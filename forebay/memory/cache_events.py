@@ -241,8 +241,11 @@ class Watched:
             if len(ends) == len(before) and (ends == before).all():
                 continue
             published.ends[group.number] = ends
-            gone[group.number] += self._less(group, published, before[~np.isin(before, ends)])
-            yield from self._stored(group, node, published, self._more(group, published, ends[~np.isin(ends, before)]))
+            more = ends
+            if len(before):
+                gone[group.number] += self._less(group, published, before[~np.isin(before, ends)])
+                more = ends[~np.isin(ends, before)]
+            yield from self._stored(group, node, published, self._more(group, published, more))
 
     def _hashed(self, node: Node) -> _Published:
         """Return the hashes of a node's pages, none of which is published."""
@@ -282,10 +285,7 @@ class Watched:
 
     def _stored(self, group: _Group, node: Node, published: _Published, ends: Ids) -> Iterator[BlockStored]:
         """Yield an event for each run of consecutive pages."""
-        if not len(ends):
-            return
-        for run in np.split(ends, np.flatnonzero(np.diff(ends) > 1) + 1):
-            first, stop = int(run[0]) - 1, int(run[-1])
+        for first, stop in _runs(ends):
             client = published.salt.client and self._hasher.digest(f"client {published.salt.client}".encode()).hex()
             yield BlockStored(
                 block_hashes=published.hashes[first:stop].tolist(),
@@ -310,6 +310,16 @@ class Watched:
         tokens = np.frombuffer(key[first * self._page_bytes : stop * self._page_bytes], dtype="<i4")
         ids: list[int] = tokens.tolist()
         return ids
+
+
+def _runs(ends: Ids) -> Sequence[tuple[int, int]]:
+    """Return the first page of each run of consecutive pages, counted from 0, and the one behind its last."""
+    if not len(ends):
+        return ()
+    first, stop = int(ends[0]) - 1, int(ends[-1])
+    if stop - first == len(ends):
+        return ((first, stop),)
+    return [(int(run[0]) - 1, int(run[-1])) for run in np.split(ends, np.flatnonzero(np.diff(ends) > 1) + 1)]
 
 
 def _ends(group: _Group, node: Node) -> Ids:
