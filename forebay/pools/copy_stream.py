@@ -12,7 +12,7 @@ from forebay.ops.uploads import pinned
 
 
 class CopyStream:
-    """Copies in the order of their calls. Of both methods the caller's stream is the one that is current."""
+    """Copies in the order of their calls. The caller's stream is the one that is current."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -43,4 +43,9 @@ class CopyStream:
     def behind(self) -> torch.cuda.Event:
         """Return an event behind all copies so far."""
         event: torch.cuda.Event = self._stream.record_event()
+        return event
+
+    def arrived(self) -> torch.cuda.Event:
+        """Return an event behind all that the caller's stream does with copies to the device so far."""
+        event: torch.cuda.Event = torch.cuda.current_stream(self._device).record_event()
         return event

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
+import xxhash
 from torch import Tensor
 
 from forebay.memory.kv_allocator import KV
@@ -114,6 +115,10 @@ class Mover:
         """Return an event behind all that was read so far; None: it is there."""
         return None if self._stream is None else self._stream.behind()
 
+    def written(self) -> torch.cuda.Event | None:
+        """Return an event behind all that was written so far; None: it is there."""
+        return None if self._stream is None else self._stream.arrived()
+
     def wait(self) -> None:
         """Wait until all that was read so far is there."""
         if (copied := self.copied()) is not None:
@@ -157,6 +162,11 @@ def _widest(num_bytes: Sequence[int]) -> torch.dtype:
     """Return the widest integers of which each of these numbers of bytes is a multiple; single bytes for no number."""
     widths = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
     return widths[math.gcd(8, *num_bytes) if num_bytes else 1]
+
+
+def checksums(rows: Tensor) -> list[int]:
+    """Return the checksum of each row of one kind of cache (XXH3, 64 bits)."""
+    return [xxhash.xxh3_64_intdigest(row) for row in rows.numpy()]
 
 
 def num_bytes(rows: Rows) -> int:

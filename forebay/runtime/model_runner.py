@@ -145,7 +145,9 @@ class ModelRunner:
                 by_row.admit(admission)
         shape = self.shapes[Shape.of(plan)]
         step = self._stage(plan, shape)
-        return self._run(step, shape) if plan.num_seqs else CopiedStep(step.lost)
+        if plan.num_seqs:
+            return self._run(step, shape)
+        return CopiedStep(step.lost, self.mover.written() if plan.host.fetches else None)
 
     def _check(self, plan: StepPlan) -> None:
         self._bounds.check(plan)

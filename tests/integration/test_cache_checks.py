@@ -14,6 +14,7 @@ import torch
 from forebay.engine.loop.core import close
 from forebay.memory.tier import Prefix
 from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import TierCopy
 from forebay.scheduler.checked_prefixes import CHECK
 from tests.integration.rig import Engine, Rig
 from tests.kernels import NATIVE
@@ -109,6 +110,14 @@ def test_c30_check_entry_that_differs_is_dropped_with_its_descendants(
     assert divergences(engine) == {"step": 1}
 
 
+def store_altered(engine: Engine, kind: str, slot: int) -> None:
+    """Alter a row of the host tier as a wrong copy would: the row has the checksum of what was copied."""
+    copy = TierCopy(number=0, tier="host", slots={}, there={kind: np.array([slot])})
+    rows = engine.stores["host"].fetch(copy)
+    rows[kind][0, 0] ^= 1
+    engine.stores["host"].store(copy, rows)
+
+
 @pytest.mark.parametrize("loaded", [False, True])
 def test_c30_check_of_a_tier_drops_what_differs_there_and_what_was_loaded_from_there(loaded: bool, caplog: Any) -> None:
     engine = engine_of("llama", num_tokens=160, host_tokens=1600)
@@ -116,7 +125,7 @@ def test_c30_check_of_a_tier_drops_what_differs_there_and_what_was_loaded_from_t
     engine.core.scheduler.pools.cache.flush()
     (host,) = engine.core.scheduler.memory.tiers.all
     _, pages = host.walk(Prefix(np.array(PROMPT[:48], dtype=np.int32).tobytes(), "0/", "", ""))
-    engine.stores["host"]._rows["kv"][int(pages[5]), 0] ^= 1
+    store_altered(engine, "kv", int(pages[5]))
     if loaded:
         (wrong,) = engine.run([PROMPT], PARAMS)
         assert wrong.tiers == {"host": 48}

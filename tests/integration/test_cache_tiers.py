@@ -39,6 +39,7 @@ def evict(tiered: Engine) -> None:
 
 
 def check_tier(rig: Rig, **changes: Any) -> None:
+    """Compare a hit in the host tier, of a prefix that the device no longer has, with a cold engine."""
     prompt = random_ids(LENGTH, seed=1)
     cold, tiered = (engine(rig, host_tokens=tokens, **changes) for tokens in (0, 1600))
     (expected,) = cold.run([prompt], PARAMS)
@@ -67,6 +68,66 @@ def test_c19_host_tier_any_page_size_gives_the_bits_of_a_cold_engine(case: str, 
 @pytest.mark.parametrize("case", ["gpt_oss", "falcon_h1"])
 def test_c19_host_tier_with_8_bit_kv_gives_the_bits_of_a_cold_engine(case: str) -> None:
     check_tier(rig_of(case, torch.int8), page_size=4)
+
+
+PAGES = {1: 50, 16: 50, 128: 200}
+"""By tokens of a page the length of a prompt."""
+
+
+def check_emptied(rig: Rig, tier: str, page_size: int, folder: Path) -> None:
+    """Compare a hit in a tier behind the device, which has been emptied, with the computation before."""
+    length = PAGES[page_size]
+    of_tier: dict[str, Any] = {"host_tokens": 2048} if tier == "host" else {"host_tokens": 0, "disk": (folder, {})}
+    settings = {**of_tier, "num_tokens": 512, "page_size": page_size}
+    tiered = engine(rig, **settings)
+    prompt = random_ids(length, seed=1)
+    (cold,) = tiered.run([prompt], PARAMS)
+    if tier == "host":
+        tiered.core.scheduler.pools.cache.flush()
+    else:
+        close(tiered.core)
+        tiered = engine(rig, **settings)
+    (again,) = tiered.run([prompt], PARAMS)
+    assert again.token_ids == cold.token_ids
+    assert [each.logprob for each in again.logprobs] == [each.logprob for each in cold.logprobs]
+    assert again.tiers.get(tier, 0) >= (length - 1) // page_size * page_size // 2
+    close(tiered.core)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page_size", PAGES)
+@pytest.mark.parametrize("model_type", CASE_OF)
+def test_c19_every_model_type_and_page_size_gives_the_bits_of_a_cold_engine_from_a_tier(
+    model_type: str, page_size: int, tmp_path: Path
+) -> None:
+    """Types take turns: each meets both tiers, and 8-bit KV with one size of pages."""
+    turn = [*CASE_OF].index(model_type) + [*PAGES].index(page_size)
+    path = shared_tiny(CASE_OF[model_type]).path
+    rig = Rig(
+        path,
+        dtype=torch.float32,
+        kernels=NATIVE,
+        num_threads=1,
+        context_length=256,
+        kv_dtype=torch.int8 if turn % 3 == 0 else None,
+    )
+    check_emptied(rig, ("host", "disk")[turn % 2], page_size, tmp_path)
+
+
+@pytest.mark.parametrize(("case", "kind"), [("llama", "kv"), ("gpt_oss", "window"), ("falcon_h1", "state")])
+def test_c30_host_tier_row_that_was_altered_is_found_by_its_checksum_and_computed_again(
+    case: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiered = engine(rig_of(case), host_tokens=1600, page_size=4)
+    prompt = random_ids(LENGTH, seed=1)
+    (cold,) = tiered.run([prompt], PARAMS)
+    tiered.core.scheduler.pools.cache.flush()
+    tiered.stores["host"]._rows[kind][:, 0] ^= 1
+    (again,) = tiered.run([prompt], PARAMS)
+    assert again.token_ids == cold.token_ids
+    assert not again.tiers
+    assert tiered.count("tier_lost_loads") == 1
+    assert f'prefix_rows_lost tier=host reason="the checksum of {kind} in slot' in caplog.text
 
 
 def test_c19_host_tier_with_states_at_any_length_gives_the_bits_of_a_cold_engine() -> None:

@@ -43,9 +43,24 @@ TIERS = (
     Mutant(
         "C30 a checksum is compared with each row that is read",
         "runtime/host/disk_store.py",
-        "            if xxhash.xxh3_64_intdigest(memory[number * width : (number + 1) * width]) != place.checksum:\n",
-        "            if not width:\n",
+        "            if checksum != place.checksum:\n",
+        "            if not checksum:\n",
         "integration/test_prefix_files.py::test_c30_flipped_byte_of_a_row_is_found_and_computed_again[middle]",
+    ),
+    Mutant(
+        "C30 a checksum is compared with each row of host memory",
+        "runtime/host/tier_stores.py",
+        "        if differ.any():\n",
+        "        if not len(differ):\n",
+        _ENGINE
+        + "test_c30_host_tier_row_that_was_altered_is_found_by_its_checksum_and_computed_again[falcon_h1-state]",
+    ),
+    Mutant(
+        "C32 a step of a GPU that only loads has the duration of its loads",
+        "runtime/steps/launched.py",
+        "        if self.loaded is not None:\n",
+        "        if self.loaded is self.lost:\n",
+        "pools/test_copy_stream.py::test_c32_a_step_that_only_loads_ends_when_the_device_has_what_it_loads",
     ),
     Mutant(
         "C27 a write that fails ends no more than the writing",

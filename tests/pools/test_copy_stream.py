@@ -16,6 +16,7 @@ from forebay.pools.mover import Mover
 from forebay.requests.step_plan import TierCopy
 from forebay.runtime.host.host_copies import HostCopies
 from forebay.runtime.host.tier_stores import HostStore, TierStores
+from forebay.runtime.steps.launched import CopiedStep
 from tests.pools.fake_streams import FakeGpu, Race, fake_gpu
 
 NUM_PAGES, PAGE_SIZE = 5, 2
@@ -95,6 +96,21 @@ def test_c31_a_tier_gets_rows_of_a_gpu_once_they_have_arrived_and_gives_them_bac
     stores.fetch(two, pages(4))
     assert [values(cache, page) for page in (1, 3, 4)] == [3.0, 1.0, 2.0]
     assert stores.differing("host", one.there, {"kv": np.array([3])}) == {"kv": [False]}
+
+
+def test_c32_a_step_that_only_loads_ends_when_the_device_has_what_it_loads(cache: CachePool, gpu: FakeGpu) -> None:
+    mover = streamed(cache)
+    stores = TierStores(mover, {"host": HostStore(mover, {"kv": NUM_PAGES})})
+    copy = TierCopy(number=1, tier="host", slots={"kv": np.array([1])}, there={"kv": np.array([1])})
+    step(cache, 1.0)
+    stores.store(copy, pages(1))
+    stores.fetch(copy, pages(2))
+    tensor = next(iter(cache.tables["kv"].tensors))
+    with pytest.raises(Race, match="host and steps"):
+        tensor.numpy()
+    CopiedStep((), mover.written()).result()
+    assert tensor.numpy()[2].flatten()[0] == 1.0
+    gpu.check_lifetimes()
 
 
 def test_races_are_found_where_a_stream_does_not_wait(cache: CachePool, gpu: FakeGpu) -> None:

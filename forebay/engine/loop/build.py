@@ -232,7 +232,7 @@ def _core(
         mixed=_mixed(config),
         wake_on_request=config.wake_on_request,
         keep_prefix_cache=config.keep_prefix_cache,
-        measures_loads=config.device == "cpu" and bool(scheduler.memory.tiers.all),
+        measures_loads=bool(scheduler.memory.tiers.all),
         **others,
     )
 

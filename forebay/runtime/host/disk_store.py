@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
-import xxhash
 from torch import Tensor
 
 from forebay.base.errors import ConfigError
@@ -25,7 +24,7 @@ from forebay.formats.prefix_files import Rows as RowsOfRecord
 from forebay.memory.kv_allocator import KV
 from forebay.memory.slots import Ids
 from forebay.memory.tier import Prefix
-from forebay.pools.mover import Mover, Rows
+from forebay.pools.mover import Mover, Rows, checksums
 from forebay.requests.step_plan import TierCopy
 from forebay.runtime.host.tier_stores import LostRows
 
@@ -222,9 +221,7 @@ class DiskStore:
     def _with_sums(self, copy: TierCopy, rows: Rows) -> Record:
         record = msgspec.msgpack.decode(copy.record, type=Record)
         kinds = {
-            kind: RowsOfRecord(
-                named.ends, self._mover.row_bytes[kind], [xxhash.xxh3_64_intdigest(row) for row in rows[kind].numpy()]
-            )
+            kind: RowsOfRecord(named.ends, self._mover.row_bytes[kind], checksums(rows[kind]))
             for kind, named in record.kinds.items()
         }
         return msgspec.structs.replace(record, kinds=kinds)
@@ -311,8 +308,8 @@ class DiskStore:
                 stop += 1
             segment.read(offset, (stop - at) * width, memory[at * width : stop * width])
             at = stop
-        for number, place in enumerate(places):
-            if xxhash.xxh3_64_intdigest(memory[number * width : (number + 1) * width]) != place.checksum:
+        for place, checksum in zip(places, checksums(rows), strict=True):
+            if checksum != place.checksum:
                 raise Unreadable(f"a row of {kind} in {place.segment.path.name} is damaged: its checksum differs")
         return rows
 

@@ -11,10 +11,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from forebay.base.log import event, get_logger
 from forebay.memory.slots import Ids
-from forebay.memory.tier import DEVICE
-from forebay.pools.mover import Mover, Places, Rows
+from forebay.memory.tier import DEVICE, HOST
+from forebay.pools.mover import Mover, Places, Rows, checksums
 from forebay.requests.step_plan import StepPlan, TierCopy
+
+log = get_logger("tiers")
 
 
 class LostRows(Exception):
@@ -40,13 +43,17 @@ class _Arriving(NamedTuple):
 
 
 class HostStore:
-    """A tier in host memory. Of a GPU the memory is pinned, and a store waits for no copy that is under way."""
+    """A tier in host memory. Of a GPU the memory is pinned, and a store waits for no copy that is under way.
+
+    Each row has the checksum of what arrived from the device, compared whenever the row is fetched (C30).
+    """
 
     def __init__(self, mover: Mover, num_slots: Mapping[str, int], *, pinned: bool = False) -> None:
         self._rows: dict[str, Tensor] = {
             kind: torch.empty((num + 1, mover.row_bytes[kind]), dtype=torch.uint8, pin_memory=pinned)
             for kind, num in num_slots.items()
         }
+        self._sums = {kind: np.zeros(num + 1, dtype=np.uint64) for kind, num in num_slots.items()}
         self._mover = mover
         self._arriving: deque[_Arriving] = deque()
 
@@ -62,7 +69,16 @@ class HostStore:
     def fetch(self, copy: TierCopy) -> Rows:
         """Return the rows, after those that have not arrived yet."""
         self._settle(wait=True)
-        return {kind: torch.from_numpy(self._rows[kind].numpy()[ids]) for kind, ids in copy.there.items()}
+        return {kind: self._checked(kind, ids) for kind, ids in copy.there.items()}
+
+    def _checked(self, kind: str, ids: Ids) -> Tensor:
+        rows = torch.from_numpy(self._rows[kind].numpy()[ids])
+        differ = self._sums[kind][ids] != np.array(checksums(rows), dtype=np.uint64)
+        if differ.any():
+            reason = f"the checksum of {kind} in slot {ids[differ][0]} differs"
+            log.warning(event("prefix_rows_lost", tier=HOST, reason=reason))
+            raise LostRows(reason)
+        return rows
 
     def _settle(self, *, wait: bool) -> None:
         """Put rows that have arrived into their slots, in order."""
@@ -75,6 +91,7 @@ class HostStore:
             self._arriving.popleft()
             for kind, ids in there.items():
                 self._rows[kind].numpy()[ids] = rows[kind].numpy()
+                self._sums[kind][ids] = checksums(rows[kind])
 
 
 class TierStores:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from forebay.memory.slots import PAD, Ids, inside
 from forebay.requests.step_plan import StepResult, TokenLogprob
@@ -24,12 +25,18 @@ from forebay.runtime.sampling.row_options import Sampling
 
 @dataclass(frozen=True, slots=True)
 class CopiedStep:
-    """A step without sequences, whose copies, and slices of encoders, were launched."""
+    """A step without sequences, whose copies, and slices of encoders, were launched.
+
+    `loaded` is an event behind what it loads from a tier of the prefix cache; None: it is there, or there is nothing.
+    """
 
     lost: tuple[int, ...]
+    loaded: torch.cuda.Event | None = None
 
     def result(self) -> StepResult:
-        """Return at once: nothing was sampled."""
+        """Wait for what was loaded, so that the step's duration is that of its loads. Nothing was sampled."""
+        if self.loaded is not None:
+            self.loaded.synchronize()
         return StepResult(token_ids=[], lost=self.lost)
 
 
