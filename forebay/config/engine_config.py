@@ -339,6 +339,16 @@ class ActivationDtype(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RankOptions:
+    """The ranks of an engine: `size` processes, each with its share of the model and of the caches."""
+
+    size: int = 1
+
+
+ONE_RANK: Final = RankOptions()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TierOptions:
     """Memory of the tiers of the prefix cache behind the device, 0 bytes for no such tier, and the checks of all."""
 
@@ -399,6 +409,7 @@ class EngineConfig:
     hisparse: HisparseOptions = NO_HISPARSE
     tiers: TierOptions = NO_TIERS
     adapters: AdapterOptions = NO_ADAPTERS
+    ranks: RankOptions = ONE_RANK
     pictures: PictureOptions = DEFAULT_PICTURES
     speculation: SpeculationOptions = SpeculationOptions()
     disaggregation: DisaggregationOptions = DisaggregationOptions()

@@ -291,6 +291,13 @@ def _overlap_depth(facts: Facts, settled: Settled) -> Decision:
     return Decision(0, "host and model share the CPU's cores, nothing to overlap")
 
 
+def _num_threads(facts: Facts, settled: Settled) -> Decision:
+    ranks = settled.number("tp_size")
+    if ranks == 1:
+        return Decision(facts.cores.value, facts.cores.why)
+    return Decision(max(1, facts.cores.value // ranks), f"of {facts.cores.value} cores, for each of {ranks} ranks")
+
+
 def _max_queued_tokens(facts: Facts, settled: Settled) -> Decision:
     context = min(settled.number("context_length"), facts.model.max_position_embeddings)
     return Decision(settled.number("max_running_requests") * context, "a full context for each that may run")
@@ -319,7 +326,7 @@ RULES: Final[dict[str, Rule]] = {
     "device": lambda facts, settled: Decision("cpu", "unless --device cuda asks for an NVIDIA GPU"),
     "kv_cache_dtype": _kv_cache_dtype,
     "dtype": _dtype,
-    "num_threads": lambda facts, settled: Decision(facts.cores.value, facts.cores.why),
+    "num_threads": _num_threads,
     "kernels": _kernels,
     "quantization": _quantization,
     "pooling": _pooling,

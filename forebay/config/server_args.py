@@ -10,7 +10,18 @@ from typing import Final
 from forebay.backends import BACKENDS, kernels_by_description
 from forebay.base.foreign import ABSENT_VALUES, SYNONYMS
 from forebay.base.log import LogFormat
-from forebay.config import adapters, disaggregation, hisparse, kinds, media, pictures, sampling, speculation, tiers
+from forebay.config import (
+    adapters,
+    disaggregation,
+    hisparse,
+    kinds,
+    media,
+    pictures,
+    ranks,
+    sampling,
+    speculation,
+    tiers,
+)
 from forebay.config.engine_config import (
     MAX_PAGE_SIZE,
     ActivationDtype,
@@ -454,6 +465,7 @@ FLAGS: Final = (
     *tiers.FLAGS,
     *hisparse.FLAGS,
     *adapters.FLAGS,
+    *ranks.FLAGS,
     *_SCHEDULING,
     *speculation.FLAGS,
     *_CACHE,

@@ -78,6 +78,8 @@ def _without_checks(settled: Settled) -> str:
     """Return why the prefix cache cannot be checked; "" if it can."""
     if settled["disable_radix_cache"]:
         return "there is no prefix cache"
+    if settled.number("tp_size") > 1:
+        return "checks are not built for ranks"
     if settled["exact"] == Exact.OFF:
         return "with --exact off bits may differ"
     if settled["disaggregation_mode"] != DisaggregationMode.NULL:

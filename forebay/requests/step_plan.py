@@ -265,3 +265,11 @@ class Runner(Protocol):
 
     def launch(self, plan: StepPlan) -> Launched:
         """Start the step and return without waiting for it. Steps run in the order of their launch."""
+
+
+class CapturingRunner(Runner, Protocol):
+    """A runner that captures graphs in idle time."""
+
+    def capture_next(self) -> bool:
+        """Capture one more size; False if all are."""
+        ...

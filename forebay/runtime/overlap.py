@@ -9,8 +9,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from forebay.requests.step_plan import Launched, StepPlan, StepResult
-from forebay.runtime.model_runner import ModelRunner
+from forebay.requests.step_plan import CapturingRunner, Launched, StepPlan, StepResult
 
 
 class StepBefore(Exception):
@@ -24,7 +23,7 @@ class OverlappedRunner:
     other caller may use the inner runner any more.
     """
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: CapturingRunner) -> None:
         self._runner = runner
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="steps")
         self._failures_seen = 0  # by whoever launches

@@ -142,7 +142,7 @@ def test_no_accepted_option_is_one_of_ours_or_refused_for_each_value() -> None:
     ("words", "line"),
     [
         (("-n", "512"), "max_tokens"),
-        (("--tensor-parallel-size", "2"), "one machine"),
+        (("--data-parallel-size", "2"), "one machine"),
         (("--reasoning-format", "none"), "--reasoning-parser none"),
         (("--flash-attn", "x.gguf"), "--kernels"),
         (("--generation-config", "vllm"), "--sampling-defaults"),

@@ -59,7 +59,7 @@ def test_every_command_has_help_and_does_nothing_else(command: str, capsys: pyte
         (["serve", "--port", "70000"], "at most 65535"),
         (["serve", "--ctx-size"], "--ctx-size needs a value: --ctx-size N"),
         (["serve", "--config"], "--config needs a value: --config FILE"),
-        (["serve", "--tensor-parallel-size", "2"], "one machine"),
+        (["serve", "--data-parallel-size", "2"], "one machine"),
         (["serve", "--dtype", "half"], "use bfloat16"),
         (["doctor", "--port", "x"], "--port: 'x' is no such number: write a whole number, at least 1, at most 65535"),
         (["bench", "serve", "--request-rate", "x"], "--request-rate: 'x' is no such number"),
@@ -110,7 +110,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 def test_a_mistake_in_the_words_of_serve_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.cli.serve.spawn", lambda: pytest.fail("a process was started"))
-    assert [main(["serve", *words]) for words in (["--prot", "1"], ["--port", "many"], ["a", "b"], ["-tp", "2"])] == [
+    assert [main(["serve", *words]) for words in (["--prot", "1"], ["--port", "many"], ["a", "b"], ["-dp", "2"])] == [
         2
     ] * 4
 
@@ -261,7 +261,7 @@ def test_defaults_of_zero_are_shown_too(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize(
     ("variable", "words"),
-    [("FOREBAY_PROT", "did you mean FOREBAY_PORT?"), ("FOREBAY_TP_SIZE", "one machine")],
+    [("FOREBAY_PROT", "did you mean FOREBAY_PORT?"), ("FOREBAY_DP_SIZE", "one machine")],
 )
 def test_an_unknown_variable_is_a_note_for_whoever_runs_the_command(
     variable: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, embedded_model: Path

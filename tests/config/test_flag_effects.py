@@ -124,7 +124,8 @@ WITH: dict[str, dict[str, Any]] = {
     "speculative_ngram_max_trie_depth": {"speculative_algorithm": "NGRAM"},
     "speculative_ngram_capacity": {"speculative_algorithm": "NGRAM"},
 }
-ONE_VALUE = {"speculative_eagle_topk"}  # others have more; `test_speculation.py` asks for those
+# Other values are refused, which `test_speculation.py` and `test_ranks.py` ask for.
+ONE_VALUE = {"speculative_eagle_topk", "tp_exact"}
 GPU = GpuMemory(total=80 << 30, free=79 << 30)
 
 

@@ -57,6 +57,8 @@ def cache_of_weights() -> Path:
 
 def why_not_cached(config: EngineConfig, ops: Ops, checkpoint_bytes: int) -> str:
     """Return why a start neither reads nor writes the weights cache; "" if it does."""
+    if config.ranks.size > 1:
+        return "a rank packs its own part of the weights"
     if not config.weights_cache_bytes:
         return "--weights-cache-bytes 0"
     if ops.memory is None or config.device != "cpu":

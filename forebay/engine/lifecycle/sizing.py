@@ -61,6 +61,17 @@ def memory_demand(config: EngineConfig, sizes: CacheSizes, model: ModelConfig) -
     )
 
 
+def divided_among_ranks(config: EngineConfig) -> EngineConfig:
+    """Return the configuration of one rank: its part of the memory for caches, and of the host's for copies of them."""
+    size, memory, kinds, tiers = config.ranks.size, config.memory, config.kinds, config.tiers
+    return replace(
+        config,
+        memory=replace(memory, kv_cache_bytes=memory.kv_cache_bytes // size),
+        kinds=replace(kinds, retraction_host_bytes=kinds.retraction_host_bytes // size),
+        tiers=replace(tiers, host_cache_bytes=tiers.host_cache_bytes // size),
+    )
+
+
 def divided_settings(config: EngineConfig, budget: MemoryBudget) -> dict[str, tuple[str, str]]:
     """Return value and reason of each setting that the division of memory decides, or lowers below `config`'s."""
     memory, reasons = config.memory, {line.item: line.reason for line in budget.lines}

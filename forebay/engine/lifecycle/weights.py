@@ -39,6 +39,7 @@ from forebay.models.encoder import load_encoder
 from forebay.models.encoders.encoder import Encoder
 from forebay.models.network import Network
 from forebay.ops import Ops
+from forebay.ops.exchange import WHOLE, Share
 from forebay.ops.weight_memory import OtherPieces
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -92,12 +93,19 @@ class EngineWeights:
     """
 
     def __init__(
-        self, config: EngineConfig, checkpoint: Checkpoint, ops: Ops, cache: PackedCache, *, num_positions: int
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        ops: Ops,
+        cache: PackedCache,
+        *,
+        num_positions: int,
+        share: Share = WHOLE,
     ) -> None:
         self._config, self._ops, self._num_positions = config, ops, num_positions
         self._path, self._given = Path(config.model_path), dict[str, StoredTensor]()
         self._numbers: Sequence[float] = ()
-        self._cache = cache
+        self._cache, self._share = cache, share
         self._unwritten = False  # packed weights are those of the mapped cache file
         self.num_bytes = 0
         self._layout = _layout(checkpoint)
@@ -173,6 +181,7 @@ class EngineWeights:
             quantization=config.quantization,
             draft_head=self._draft_head,
             adapters=adapter_slots(config),
+            share=self._share,
         )
         own: dict[str, Any] = {"num_positions": self._num_positions, "progress": progress()}
         return Loaded(

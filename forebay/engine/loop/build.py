@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -42,6 +42,7 @@ from forebay.engine.lifecycle.occupation import Occupation
 from forebay.engine.lifecycle.packed_cache import PackedCache
 from forebay.engine.lifecycle.pictures import picture_config
 from forebay.engine.lifecycle.sizing import (
+    divided_among_ranks,
     divided_settings,
     memory_demand,
     most_prompt_tokens,
@@ -56,6 +57,8 @@ from forebay.engine.loop.core import EngineCore
 from forebay.engine.loop.mixed import MixedChunks
 from forebay.engine.loop.roles import Listening, role_of, shared_caches, transfers_for
 from forebay.engine.loop.start_report import Report, start_report
+from forebay.engine.ranks.broadcast import RankBroadcast, RankMemory
+from forebay.engine.ranks.processes import EndingRunner, RankProcesses
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.families.rope import long_rope
@@ -69,15 +72,21 @@ from forebay.memory.division import divide_memory
 from forebay.models import needs_of
 from forebay.models.encoders.encoder import Encoder
 from forebay.ops import Ops
+from forebay.ops.exchange import WHOLE, Share
+from forebay.ops.native.exchange import SharedExchange, mapped, shared_bytes
+from forebay.ops.native.kernels import Kernels
+from forebay.ops.native.ops import NativeOps
 from forebay.ops.weight_memory import WeightMemory
 from forebay.pools.cache_spec import cache_sizes
 from forebay.pools.mover import Mover
 from forebay.pools.regions import Regions, Tag
 from forebay.requests.end_tokens import EndTokens
+from forebay.requests.step_plan import CapturingRunner
 from forebay.runtime import ModelRunner, build_runner
 from forebay.runtime.graphs.backends import Eager, graphs_for
 from forebay.runtime.graphs.runner import default_sizes
 from forebay.runtime.host.tier_stores import TierStore
+from forebay.runtime.model_runner import no_masks
 from forebay.runtime.overlap import OverlappedRunner
 from forebay.runtime.steps.pictures import Encodings
 from forebay.scheduler.limits import most_requests
@@ -117,18 +126,12 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         check_fp8(config.quantization, checkpoint.weight_shapes())
     asked, (config, budget) = config, _divided(config, checkpoint.config, draft_head)
     regions = _regions(config)
-    ops = make_ops(
-        config.kernels,
-        config.num_threads,
-        config.activation_bits,
-        _weight_memory(regions),
-        exact=config.exact is Exact.ON,
-        fp8_inputs=config.activation_dtype is ActivationDtype.FP8,
-        most_rows=config.scheduling.chunked_prefill_size,
-    )
-    with _within_memory(config):
+    ops = _ops(config, regions)
+    ranks = RankProcesses(asked, exchange_bytes(config, ops)) if config.ranks.size > 1 else None
+    share = WHOLE if ranks is None else share_among(ops, 0, config.ranks.size, ranks.exchange, ranks.descriptors())
+    with _within_memory(config), _ended_on_error(ranks):
         cache = PackedCache(config, ops, regions)
-        weights = EngineWeights(config, checkpoint, ops, cache, num_positions=budget.context_length)
+        weights = EngineWeights(config, checkpoint, ops, cache, num_positions=budget.context_length, share=share)
         with regions.inside(Tag.WEIGHTS):
             loaded = weights.load(checkpoint, _progress_log, partial(_progress_log, "writing_weights_cache"))
         ends = EndTokens(checkpoint.config.eos_token_ids, vocab_size=checkpoint.config.num_ids)
@@ -136,7 +139,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         pictures = picture_config(config, checkpoint.config, loaded.encoder)
         kernels = _computing(ops, checkpoint.config, budget)
         tiers = EngineTiers(config, budget, ops, kernels)
-        runner = _runner(config, budget, checkpoint, loaded, ops, regions, grammars.take, pictures, tiers.make)
+        runner = _runner(config, budget, checkpoint, loaded, ops, regions, grammars.take, pictures, tiers.make, share)
         _keep_freed_memory()
         runner.warm_up()
     limits = scheduler_config(config, budget, loaded.model.weight_bytes, pictures)
@@ -150,20 +153,91 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         "memory": Occupation(regions, runner, weights, trim=trim),
         "cache_events": make_cache_events(config, scheduler),
     }
+    device: CapturingRunner = runner
+    if ranks is not None:
+        device = broadcast = RankBroadcast(EndingRunner(runner, ranks.ring.lost), ranks.ring)
+        own |= {"memory": RankMemory(own["memory"], broadcast), "end_ranks": ranks.close}
     if loaded.model.adapters is not None:
         own["adapters"] = ModelAdapters(loaded.model.adapters, checkpoint.config)
-    core = _core(config, scheduler, runner, ends, clock, **own)
+    core = _core(config, scheduler, device, ends, clock, **own)
     _finish(config, core, cache)
     load_seconds = time.monotonic() - begin
     report = start_report(config, budget, loaded.model, runner, ops, (load_seconds, cache))
     report += tiers.report
-    report += [(SETTINGS, name, *divided) for name, divided in divided_settings(asked, budget).items()]
+    divided = divided_settings(replace(asked, memory=config.memory), budget)
+    report += [(SETTINGS, name, *of_setting) for name, of_setting in divided.items()]
     ready = _ready(limits, budget, checkpoint, report, load_seconds, transfers, loaded.model.weight_bytes)
     ready = msgspec.structs.replace(ready, environment=environment_of(config, ops, kernels))
     if core.adapters is not None:
         ready = msgspec.structs.replace(ready, adapters=core.adapters.report)
     log.info(event("ready", pid=ready.pid, load_s=load_seconds, max_total_tokens=ready.max_total_tokens))
     return core, ready
+
+
+def build_rank(
+    config: EngineConfig, rank: int, exchange: int, processes: Sequence[int]
+) -> tuple[ModelRunner, Occupation, int]:
+    """Return the runner, the memory and the bytes of weights of a rank above 0, which makes them as `build_engine`
+    makes those of rank 0. `exchange` is the file that the ranks share, `processes` are those of all ranks. Raises as
+    `build_engine`."""
+    torch.set_num_threads(config.num_threads)
+    checkpoint = open_checkpoint(config.model_path, mmproj=config.pictures.mmproj)
+    config, budget = _divided(config, checkpoint.config, draft_head=False)
+    regions = _regions(config)
+    ops = _ops(config, regions)
+    others = [os.pidfd_open(process) for process in processes if process != os.getpid()]
+    share = share_among(ops, rank, config.ranks.size, exchange, others)
+    with _within_memory(config):
+        cache = PackedCache(config, ops, regions)
+        weights = EngineWeights(config, checkpoint, ops, cache, num_positions=budget.context_length, share=share)
+        with regions.inside(Tag.WEIGHTS):
+            loaded = weights.load(checkpoint, _progress_log, _progress_log)
+        tiers = EngineTiers(config, budget, ops, _computing(ops, checkpoint.config, budget))
+        runner = _runner(config, budget, checkpoint, loaded, ops, regions, no_masks, None, tiers.make, share)
+        _keep_freed_memory()
+        runner.warm_up()
+    return runner, Occupation(regions, runner, weights, trim=trim), loaded.model.weight_bytes
+
+
+@contextlib.contextmanager
+def _ended_on_error(ranks: RankProcesses | None) -> Iterator[None]:
+    """End the other ranks if rank 0 cannot load its share."""
+    try:
+        yield
+    except BaseException:
+        if ranks is not None:
+            ranks.close()
+        raise
+
+
+def exchange_bytes(config: EngineConfig, ops: Ops) -> int:
+    """Return the bytes of the memory through which ranks exchange tensors."""
+    return shared_bytes(_kernels_of(ops), config.ranks.size)
+
+
+def share_among(ops: Ops, rank: int, size: int, exchange: int, others: Sequence[int]) -> Share:
+    """Return a rank's share of the model. `exchange` is the file that the ranks share, `others` are descriptors of the
+    other ranks' processes."""
+    kernels = _kernels_of(ops)
+    memory = mapped(exchange, shared_bytes(kernels, size))
+    return Share(rank=rank, size=size, exchange=SharedExchange(kernels, memory, rank, size, processes=others))
+
+
+def _kernels_of(ops: Ops) -> Kernels:
+    assert isinstance(ops, NativeOps), f"ranks compute with native kernels, not {ops.name}"
+    return ops.kernels
+
+
+def _ops(config: EngineConfig, regions: Regions) -> Ops:
+    return make_ops(
+        config.kernels,
+        config.num_threads,
+        config.activation_bits,
+        _weight_memory(regions),
+        exact=config.exact is Exact.ON,
+        fp8_inputs=config.activation_dtype is ActivationDtype.FP8,
+        most_rows=config.scheduling.chunked_prefill_size,
+    )
 
 
 def _computing(ops: Ops, model: ModelConfig, budget: MemoryBudget) -> str:
@@ -186,8 +260,10 @@ def _finish(config: EngineConfig, core: EngineCore, cache: PackedCache) -> None:
 
 
 def _divided(config: EngineConfig, model: ModelConfig, draft_head: bool) -> tuple[EngineConfig, MemoryBudget]:
-    """The memory, and the configuration with steps as wide as there is room for."""
-    needs = needs_of(model, draft_head=draft_head)
+    """The memory, and the configuration with steps as wide as there is room for. The memory for caches is that of all
+    ranks; each has an equal part, and as many slots as fit into it on the rank with the largest share, the last one."""
+    config, size = divided_among_ranks(config), config.ranks.size
+    needs = needs_of(model, draft_head=draft_head, share=Share(rank=size - 1, size=size))
     sizes = cache_sizes((*needs.cache_specs, *draft_cache_specs(config, model)), config.types)
     budget = divide_memory(memory_demand(config, sizes, model))
     return replace(config, speculation=within_memory(config.speculation, budget)), budget
@@ -214,7 +290,7 @@ def _regions(config: EngineConfig) -> Regions:
 def _core(
     config: EngineConfig,
     scheduler: Scheduler,
-    runner: ModelRunner,
+    runner: CapturingRunner,
     end_tokens: EndTokens,
     clock: Callable[[], float],
     **others: Any,
@@ -334,6 +410,7 @@ def _runner(
     take_masks: Callable[[int], I32],
     pictures: PictureConfig | None,
     tiers: Callable[[Mover], Mapping[str, TierStore]],
+    share: Share,
 ) -> ModelRunner:
     # A recorded step has as many texts as rows, each of which the kernels plan for.
     eager = config.disable_cuda_graph or config.scheduling.text_encoder
@@ -360,6 +437,7 @@ def _runner(
         take_masks=take_masks,
         encodings=_encodings(loaded.encoder, pictures, regions),
         make_tiers=tiers,
+        exchange=share.exchange,
     )
 
 

@@ -105,7 +105,7 @@ class EngineCore:
     by time. `adapters` has the slots of adapters, `tiers` the files of the prefix cache; `checks` compares the cache in
     idle time, `cache_events` reports it to routers. With `measures_loads` a step ends when its copies have, so that
     both are timed. `transfers` executes the orders of a scheduler with a role, `memory` is the memory that can be
-    released. Each is None if this engine has none.
+    released. Each is None if this engine has none. `end_ranks` ends the processes of other ranks.
 
     A failing step, or another error between frames and updates, costs at most the request that caused it, which ends
     with a typed error; the others are run again without it and get the same tokens.
@@ -128,6 +128,7 @@ class EngineCore:
         tiers: Files | None = None,
         checks: Checks | None = None,
         cache_events: CacheEvents | None = None,
+        end_ranks: Callable[[], None] = lambda: None,
         measures_loads: bool = False,
         wake_on_request: bool = False,
         keep_prefix_cache: bool = False,
@@ -141,6 +142,7 @@ class EngineCore:
             keep_prefix_cache=keep_prefix_cache,
         )
         self.in_idle_time, self.files, self.cache_events = in_idle_time, tiers, cache_events
+        self.end_ranks = end_ranks
         self.checks = checks or NoChecks()
         self.adapters = None if adapters is None else _loader(scheduler, self.sleeper, adapters, clock)
         self.exchange = Exchange(scheduler, transfers) if transfers else None
@@ -463,8 +465,10 @@ def stop_check(core: EngineCore) -> None:
 
 
 def close(core: EngineCore) -> None:
-    """Store what is still to be stored of the prefix cache, and end its files. No request runs any more."""
+    """Store what is still to be stored of the prefix cache, and end its files and other ranks. No request runs any
+    more."""
     while core.scheduler.pools.draft.stores and not core.scheduler.requests:
         core.step()
     if core.files is not None:
         core.files.close()
+    core.end_ranks()

@@ -50,11 +50,16 @@ def our_end(words: Sequence[str]) -> socket.socket:
     once, where importing torch or loading weights would keep the watch on the channel waiting."""
     fd, *_, parent_pid = map(int, words)
     if parent_pid:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent_pid:
-            os._exit(EXIT_FAILED)
+        end_with_parent(parent_pid)
     return socket.socket(fileno=fd)
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Have the kernel end this process with its parent; end it now if that has ended already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(EXIT_FAILED)
 
 
 def our_buffer(words: Sequence[str]) -> RecordBuffer | None:

@@ -37,6 +37,7 @@ def start_report(
         *_of_draft_model(config, runner),
         *_of_adapters(config, model),
         *_of_encoder(runner),
+        *_of_ranks(config),
         ("model", "kernels", ops.name, _why_kernels(config, ops)),
         *_of_products(ops),
         *_of_fallbacks(ops),
@@ -53,6 +54,12 @@ def start_report(
         _of_memory_saver(config),
         of_process(),
     ]
+
+
+def _of_ranks(config: EngineConfig) -> Report:
+    size = config.ranks.size
+    each = "one log of steps for all; weights, caches and graphs of this table are those of rank 0"
+    return [("model", "ranks", str(size), each)] if size > 1 else []
 
 
 def _why_kernels(config: EngineConfig, ops: Ops) -> str:

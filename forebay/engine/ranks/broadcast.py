@@ -5,22 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from forebay.base.errors import Conflict, EngineError
 from forebay.engine.lifecycle.sleep import Memory
 from forebay.engine.ranks.log import Capture, Entry, Keep, LogWriter, Release, Resume, Update, Void
 from forebay.engine.ranks.outcome import Outcome, RankLost, Ranks
 from forebay.memory.slots import Ids
-from forebay.requests.step_plan import Launched, Runner, StepPlan, StepResult
-
-
-class CapturingRunner(Runner, Protocol):
-    """A runner that captures graphs in idle time."""
-
-    def capture_next(self) -> bool:
-        """Capture one more size; False if all are."""
-        ...
+from forebay.requests.step_plan import CapturingRunner, Launched, StepPlan, StepResult
 
 
 class RankBroadcast:

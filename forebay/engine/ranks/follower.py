@@ -6,10 +6,9 @@ from collections import deque
 
 from forebay.base.log import event, get_logger
 from forebay.engine.lifecycle.sleep import Memory
-from forebay.engine.ranks.broadcast import CapturingRunner
 from forebay.engine.ranks.log import Capture, Entry, Keep, LogReader, Release, Resume, Update, Void
 from forebay.engine.ranks.outcome import DONE, Outcome
-from forebay.requests.step_plan import Launched, StepPlan
+from forebay.requests.step_plan import CapturingRunner, Launched, StepPlan
 
 log = get_logger("engine")
 

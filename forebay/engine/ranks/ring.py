@@ -109,7 +109,8 @@ class _Incoming:
 
 class RingWriter:
     """Rank 0's end, an implementation of `Ranks`. `places` are written to and `outcomes` read from, one of each for
-    each rank, in their order; the caller closes them. `on_lost` ends the process.
+    each rank, in their order; the caller closes them. `on_lost` ends the process. `ended` returns the error for the
+    number of a rank that has ended.
 
     Two threads may call it: one that sends, and one that awaits outcomes. `watch` is for a third one.
     """
@@ -121,12 +122,13 @@ class RingWriter:
         outcomes: Sequence[int],
         *,
         on_lost: Callable[[EngineError], NoReturn],
+        ended: Callable[[int], EngineError] = lambda rank: RankLost(f"rank {rank} has ended"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._memory, self._places = memory, places
         self._ranks = list(outcomes)
         self._incoming = [_Incoming(fd) for fd in outcomes]
-        self._on_lost, self._clock = on_lost, clock
+        self._on_lost, self._ended, self._clock = on_lost, ended, clock
         self._lock = threading.Lock()  # of all below
         self._written = self._freed = self._num_sent = 0
         self._under_way: deque[UnderWay] = deque()
@@ -152,7 +154,7 @@ class RingWriter:
             try:
                 os.write(fd, place)
             except BrokenPipeError:
-                self.lost(RankLost(f"rank {rank} has ended"))
+                self.lost(self._ended(rank))
 
     def outcomes(self, number: int) -> list[Outcome]:
         """Wait for the outcomes of an entry that was sent. Those of earlier entries are dropped."""
@@ -191,7 +193,7 @@ class RingWriter:
                 try:
                     first, found = self._incoming[rank].next, self._incoming[rank].read()
                 except EOFError:
-                    self.lost(RankLost(f"rank {rank + 1} has ended"))
+                    self.lost(self._ended(rank + 1))
                 self._arrived[rank].extend(enumerate(found, first))
             slowest = min(incoming.next for incoming in self._incoming)
             while self._under_way and self._num_sent - len(self._under_way) < slowest:
