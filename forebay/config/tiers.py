@@ -69,8 +69,6 @@ def _host_cache_bytes(facts: _Facts, settled: Settled) -> Decision:
 def _cache_check_rate(facts: _Facts, settled: Settled) -> Decision:
     if why := _without_checks(settled):
         return Decision(0.0, why)
-    if facts.gpu is not None:
-        return Decision(0.0, "on a GPU equal bits of prompts and decodes have not been measured")
     return Decision(1.0, "while the engine is idle")
 
 

@@ -80,7 +80,7 @@ def test_what_retracted_requests_keep_is_in_the_host_s_memory() -> None:
 
 def test_host_tier_is_a_quarter_of_free_host_memory_on_a_gpu_and_none_on_a_cpu() -> None:
     engine = resolve({"device": "cuda", "retraction_host_bytes": 4 * GB}, survey=H100).engine
-    assert (engine.tiers.host_cache_bytes, engine.tiers.cache_check_rate) == (15 * GB, 0.0)
+    assert (engine.tiers.host_cache_bytes, engine.tiers.cache_check_rate) == (15 * GB, 1.0)
     engine = resolve({}, survey=H100).engine
     assert (engine.tiers.host_cache_bytes, engine.tiers.cache_check_rate) == (0, 1.0)
     assert resolve({"disable_radix_cache": True}, survey=H100).engine.tiers.cache_check_rate == 0.0
