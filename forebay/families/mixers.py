@@ -41,7 +41,8 @@ class Index:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PooledIndex(Index):
-    """An indexer of pools of `pool` tokens, of which it selects those with `top_k` tokens. It has no rotary pairs."""
+    """An indexer of pools of `pool` tokens, of which it selects those with `top_k` tokens. No rotary pairs are
+    neighbours."""
 
     pool: int
 
@@ -53,6 +54,14 @@ class HyperConnections:
     num_streams: int
     iterations: int
     eps: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatedStreams:
+    """Residual streams between layers that gates read and write: how many, and the rank of the gates that read."""
+
+    number: int
+    rank: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

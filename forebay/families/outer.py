@@ -228,6 +228,12 @@ OUTERS: Final[Mapping[str, Outer]] = {
         turned_stacks=True,
         **_QWEN3,
     ),
+    "qwen4_exp": Outer(
+        text_type="qwen4_exp_text",
+        types={"qwen4_exp_text": "qwen4_exp_text"},
+        tied=False,
+        **_QWEN3,
+    ),
     "smolvlm": _IDEFICS,
 }
 

@@ -18,6 +18,7 @@ from forebay.layers.context import ForwardContext
 from forebay.layers.linear import Linear
 from forebay.layers.paged_attention import PagedAttention
 from forebay.layers.params import Change, Rows, in_order, rows_of_blocks, rows_of_heads, unchanged
+from forebay.layers.pooled_indexer import MeanIndexerSpec
 from forebay.layers.rotary import QueryScaleSpec, RopeSpec
 from forebay.ops.exchange import Share, units_of
 from forebay.pools.cache_spec import CacheSpec, FullAttention, SlidingWindow
@@ -49,7 +50,7 @@ class AttentionSpec:
     normed, then. `input_size`: the size of the input, 0 for the hidden size. `value_dim` is the size of a head's
     values, 0 for `head_dim`; they are multiplied by `value_scale`. `softcap`: see `AttentionOps`. `rope_first`: heads
     are rotated before they are normed. `query_scale` None if queries are not scaled by their position. `bidirectional`:
-    see `PagedAttention`.
+    see `PagedAttention`. `indexer` None: a query reads all tokens that it sees.
     """
 
     name: str
@@ -85,6 +86,7 @@ class AttentionSpec:
     value_scale: float = 1.0
     softcap: float = 0.0
     bidirectional: bool = False
+    indexer: MeanIndexerSpec | None = None
     for_ranks: ClassVar[bool] = True
 
     @property
@@ -166,13 +168,15 @@ class Attention:
             softcap=spec.softcap,
             bidirectional=spec.bidirectional,
         )
+        self._indexer = None if spec.indexer is None else spec.indexer.build(parts)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H], or [T, input_size] -> [T, H]. Writes the KV of the step's tokens, then attends over all that the
         rows have."""
         spec, ops = self._spec, self._ops
         q, k, v, gate = self._project(ctx, x)
-        out = self._attend(ctx, q, k, v).flatten(1)
+        selected = None if self._indexer is None else self._indexer(ctx, x)
+        out = self._attend(ctx, q, k, v, selected=selected).flatten(1)
         if spec.output_gate:
             out = ops.elementwise.mul_sigmoid(out, gate)
         if self._gate is not None:

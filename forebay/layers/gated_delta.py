@@ -27,7 +27,8 @@ from forebay.pools.cache_spec import RecentInputs, RecurrentState
 class GatedDeltaSpec:
     """`inputs` are the checkpoint's names, behind `name`, of the linear layers whose outputs are, in this order: q, k,
     v, the gate, beta and the decay; `input_rows` if they are in another. `kernels` are the names of the convolutions of
-    q, k and v, or that of the one over all. beta is between 0 and `most_beta`."""
+    q, k and v, or that of the one over all. beta is between 0 and `most_beta`. With
+    `sigmoid_gate` the gate is the sigmoid, not a silu."""
 
     name: str
     hidden_size: int
@@ -39,6 +40,7 @@ class GatedDeltaSpec:
     norm_name: str = "norm"
     output_name: str = "out_proj"
     most_beta: float = 1.0
+    sigmoid_gate: bool = False
     for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> GatedDelta:
@@ -75,7 +77,7 @@ class GatedDelta:
         )
         self._gates = DeltaGates(decay, bias, most_beta=spec.most_beta)
         weight = parts.tensor(f"{spec.norm_name}.weight", delta.value_head_dim)
-        self._norm = GatedNorm(weight, spec.norm_eps, delta.value_head_dim, norm_first=True)
+        self._norm = GatedNorm(weight, spec.norm_eps, delta.value_head_dim, norm_first=True, sigmoid=spec.sigmoid_gate)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""

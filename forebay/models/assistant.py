@@ -56,6 +56,7 @@ class Assistant:
         self._after = parts.linear({"post_projection": spec.backbone_size}, size)
         self._blocks = [block.build(parts) for block in decoder.blocks]
         assert not parts.kept, "an assistant keeps nothing"
+        assert decoder.norm is not None, "an assistant has one residual stream"
         self._norm = build_norm(decoder.norm, parts, decoder.norm_eps)
         table = decoder.embedding
         if not decoder.tied:

@@ -23,6 +23,7 @@ from forebay.layers.build import BlockSpec, Parts, PartSpec
 from forebay.layers.context import ForwardContext
 from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.embedding import PerLayerInputsSpec, embedding_table, lookup
+from forebay.layers.gated_streams import GatedStreamsSpec
 from forebay.layers.mlp import MlpSpec, MoeSpec
 from forebay.layers.norms import NormSpec, build_norm
 from forebay.layers.params import TensorParam, Weights, vector
@@ -41,11 +42,12 @@ class DecoderSpec:
     """`tied`: the embedding is used for the logits too. Embeddings are multiplied by `embedding_scale` and, with
     `embedding_norm`, normed without a weight. Logits have a bias with `head_bias`, which excludes `tied`, are
     multiplied by `logits_scale`, and then held within +-`logits_cap`, 0 for no cap. `per_layer`: further inputs of
-    layers. `streams`: None if layers have one residual stream. `draft_head`: None if it is not used."""
+    layers. `streams`: None if layers have one residual stream. `norm` None: what joins the streams has norms of its
+    own. `draft_head`: None if it is not used."""
 
     blocks: tuple[BlockSpec, ...]
     embedding: TensorParam
-    norm: NormSpec
+    norm: NormSpec | None
     norm_eps: float
     tied: bool
     max_positions: int
@@ -55,7 +57,7 @@ class DecoderSpec:
     logits_scale: float = 1.0
     logits_cap: float = 0.0
     per_layer: PerLayerInputsSpec | None = None
-    streams: StreamsSpec | AltUpSpec | None = None
+    streams: StreamsSpec | AltUpSpec | GatedStreamsSpec | None = None
     draft_head: DraftHeadSpec | None = None
 
 
@@ -232,7 +234,7 @@ class Model:
             first = len(parts.kept)
             self._blocks.append(block.build(parts))
             kept.append(tuple(parts.kept[first:]))
-        self._norm = build_norm(spec.norm, parts, spec.norm_eps)
+        self._norm = None if spec.norm is None else build_norm(spec.norm, parts, spec.norm_eps)
         self._draft_head = None if spec.draft_head is None else spec.draft_head.build(parts.without_adapters)
         if self._draft_head is not None:
             kept.append(tuple(spec.on_device for spec in parts.kept[sum(map(len, kept)) :]))
@@ -266,12 +268,16 @@ class Model:
             x = block(ctx, x, residual)
             if ctx.pictures is not None and layer < len(features):
                 x = ops.pictures.add_rows_(x, features[layer], ctx.pictures.rows)
-        if self._streams is None:
-            hidden = self._norm.of_sum(x, residual)
-        else:
-            collapsed = self._streams.collapse(ops.elementwise.add_(residual, x))
-            hidden = self._norm.of(collapsed)
+        hidden = self._joined(x, residual)
         return hidden, ops.elementwise.concat(seen) if seen else hidden
+
+    def _joined(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Return the hidden states [T, H] behind the last layer, which gave x. `residual` changes."""
+        if self._streams is None:
+            assert self._norm is not None, "one residual stream without a last norm"
+            return self._norm.of_sum(x, residual)
+        joined = self._streams.collapse(self._ops.elementwise.add_(residual, x))
+        return joined if self._norm is None else self._norm.of(joined)
 
     def draft(self, ctx: ForwardContext, next_ids: Tensor, hidden: Tensor) -> Tensor:
         """next_ids [T] int64, hidden [T, H] -> predicted hidden states of next_ids, [T, H]. Each next token follows the

@@ -17,6 +17,7 @@ from forebay.layers.blocks import BranchesSpec, ResidualSpec, SublayerSpec
 from forebay.layers.compressed_attention import CompressedAttentionSpec
 from forebay.layers.embedding import PerLayerGateSpec
 from forebay.layers.gated_delta import GatedDeltaSpec
+from forebay.layers.gated_streams import GatedStreamsBlockSpec
 from forebay.layers.indexer import IndexerSpec
 from forebay.layers.kimi_delta import KimiDeltaSpec
 from forebay.layers.latent_attention import LatentAttentionSpec
@@ -24,7 +25,7 @@ from forebay.layers.mamba1 import Mamba1Spec, ScanNorm
 from forebay.layers.mamba2 import Mamba2Spec
 from forebay.layers.norms import NormSpec
 from forebay.layers.params import TensorParam
-from forebay.layers.pooled_indexer import PooledIndexerSpec
+from forebay.layers.pooled_indexer import MeanIndexerSpec, PooledIndexerSpec
 from forebay.layers.query_attention import QueryAttentionSpec
 from forebay.layers.rotary import RopeSpec
 from forebay.layers.scalar_gate import ScalarGateSpec
@@ -46,7 +47,8 @@ def equations(spec: DecoderSpec, kept: Sequence[Iterable[CacheSpec]]) -> Iterato
     for layers, lines in _alike(spec, kept).items():
         yield f"\n{layers}:" if len(spec.blocks) > 1 else "\nall layers:"
         yield from (f"  {line}" for line in lines)
-    logits = f"{times(spec.logits_scale)}head({_norm(spec.norm)}(x))"
+    last = "mean(a·n)" if spec.norm is None else f"{_norm(spec.norm)}(x)"
+    logits = f"{times(spec.logits_scale)}head({last})"
     logits = f"{spec.logits_cap:g} tanh({logits} / {spec.logits_cap:g})" if spec.logits_cap else logits
     yield f"\nlogits = {logits}  (at most {spec.max_positions:,} positions)"
 
@@ -90,6 +92,17 @@ def _(block: StreamedSpec) -> list[str]:
         *(line for part in parts for line in part.lines),
         f"a, b, C = sigmoid(.), 2 sigmoid(.), sinkhorn(exp(.)) of W norm(x)  for {streams.num_streams} streams of x, "
         f"{streams.iterations} iterations",
+    ]
+
+
+@block_lines.register
+def _(block: GatedStreamsBlockSpec) -> list[str]:
+    parts, streams = [term(each.part) for each in block.sublayers], block.streams.streams
+    return [
+        *(f"x_i += b_i {part.of('mean(a·n)')}  of each stream i" for part in parts),
+        *(line for part in parts for line in part.lines),
+        f"n = norm(x) of each of {streams.number} streams, a = sigmoid(Wu silu(Wd n / {streams.number})) through "
+        f"{streams.rank} dimensions, b = 2 sigmoid(W n / {streams.number})",
     ]
 
 
@@ -163,18 +176,24 @@ def _(part: AttentionSpec) -> Term:
     scores = f"{part.softcap:g} tanh({scores} / {part.softcap:g})" if part.softcap else scores
     out = f"softmax({scores}{' and a sink' if part.sinks else ''}) v"
     gate = "sigmoid(Wg h) " if part.output_gate or part.head_gate else ""
-    seen = f"the last {part.sliding_window:,} tokens" if part.sliding_window else "all tokens so far"
     by = f"{times(part.output_scale)}Wo {gate}{out}"
     sizes = f"{part.head_dim}{f' and {part.value_dim}' if part.value_dim else ''}"
     return Term(
         f"attention({times(part.input_scale)}{ARGUMENT})",
         (
-            f"attention(h) = {by}  over {seen}",
+            f"attention(h) = {by}  over {_seen(part)}",
             f"  q = {_grown(part)}{q}, k = {k}, v = {_value(part)}; {part.num_heads} heads of {sizes}, "
             f"{part.num_kv_heads} of KV",
             *_rope(part.rope, interleaved=part.interleaved),
+            *_indexer(part.indexer),
         ),
     )
+
+
+def _seen(part: AttentionSpec) -> str:
+    if part.indexer is not None:
+        return f"the {part.indexer.index.top_k:,} tokens of the highest s"
+    return f"the last {part.sliding_window:,} tokens" if part.sliding_window else "all tokens so far"
 
 
 def _value(part: AttentionSpec) -> str:
@@ -256,10 +275,16 @@ def _read(part: LatentAttentionSpec) -> str:
     return f"the {part.indexer.index.top_k:,} tokens of the highest s" if part.indexer else "all tokens so far"
 
 
-def _indexer(part: IndexerSpec | PooledIndexerSpec | None) -> tuple[str, ...]:
+def _indexer(part: IndexerSpec | PooledIndexerSpec | MeanIndexerSpec | None) -> tuple[str, ...]:
     if part is None:
         return ()
     index = part.index
+    if isinstance(part, MeanIndexerSpec):
+        return (
+            f"  s = sum over heads of max(0, q'·k'),  q' = rope(norm(Wq' h)), k' = rope(norm(mean of Wk' h of "
+            f"{part.index.pool} tokens)); {index.num_heads} heads of {index.head_dim}; and the tokens behind the last "
+            "whole pool",
+        )
     if isinstance(part, PooledIndexerSpec):
         pool = f"sum of softmax(Wg h + B) layernorm(Wk' h) of {part.index.pool} tokens"
         return (

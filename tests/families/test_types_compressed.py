@@ -12,6 +12,7 @@ from forebay.base.errors import ModelError
 from forebay.families.deepseek_v4.config import HASHED, HEAVY, ROUTED, SPARSE, CompressedConfig
 from forebay.families.glm5_next_text.config import PooledConfig
 from forebay.families.model_config import config_of
+from forebay.families.qwen4_exp_text.config import Qwen4Config
 from forebay.families.transformer import FULL, LINEAR, SLIDING
 from tests.cli.public_configs import DEEPSEEK_V4_FLASH
 from tests.families.given import GIVEN
@@ -167,3 +168,91 @@ def test_what_transformers_writes_of_glm5_next_is_read_as_what_it_read() -> None
 def test_a_wrong_field_of_glm5_next_is_named(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelError, match=named):
         pooled(**fields)
+
+
+GATED = {
+    "rms_norm_eps": "rms_norm_eps",
+    "tie_word_embeddings": "tie_word_embeddings",
+    "head_dim": "head_dim",
+    "attention_bias": "attention_bias",
+    "norm_topk_prob": "norm_topk_prob",
+    "experts.num_experts": "num_experts",
+    "experts.per_token": "num_experts_per_tok",
+    "experts.intermediate_size": "moe_intermediate_size",
+    "shared_intermediate_size": "shared_expert_intermediate_size",
+    "delta.num_key_heads": "linear_num_key_heads",
+    "delta.num_value_heads": "linear_num_value_heads",
+    "delta.key_head_dim": "linear_key_head_dim",
+    "delta.value_head_dim": "linear_value_head_dim",
+    "delta.width": "linear_conv_kernel_dim",
+    "index.num_heads": "indexer_n_heads",
+    "index.head_dim": "indexer_head_dim",
+    "index.top_k": "indexer_budget",
+    "index.pool": "indexer_compress_ratio",
+    "streams.number": "hc_count",
+    "streams.rank": "hc_lowrank",
+}
+INDEXER = {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 256,
+    "indexer_budget": 64,
+    "indexer_compress_ratio": 8,
+}
+
+
+def gated(**fields: Any) -> Qwen4Config:
+    config = config_of({**GIVEN, **INDEXER, "model_type": "qwen4_exp_text", **fields})
+    assert isinstance(config, Qwen4Config)
+    return config
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"layer_types": [LINEAR, FULL] * 4, "head_dim": 64, "norm_topk_prob": False},
+        {"layer_types": [LINEAR, "indexed_attention"] * 4, "hc_count": 3},
+        {"full_attention_interval": 2, "rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.25}},
+    ],
+    ids=str,
+)
+def test_qwen4_silent_fields_have_the_defaults_of_transformers(fields: dict[str, Any]) -> None:
+    ours, theirs = gated(**fields), AutoConfig.for_model("qwen4_exp_text", **{**GIVEN, **INDEXER, **fields})
+    for path, name in GATED.items():
+        assert attrgetter(path)(ours) == getattr(theirs, name), name
+    assert [{FULL: "indexed_attention"}.get(kind, kind) for kind in ours.layer_types] == theirs.layer_types
+    rope = theirs.rope_parameters
+    assert ours.rotary_dim == ours.head_dim * rope.get("partial_rotary_factor", 1.0)
+    assert ours.rope_theta == rope["rope_theta"]
+    assert (ours.page_multiple, ours.sparse_top_k, ours.sigmoid_gate) == (8, 64 + 7, False)
+
+
+def test_qwen4_fields_that_transformers_writes_are_read_as_those_that_it_read() -> None:
+    given = {"hc_count": 3, "output_gate_type": "sigmoid", "layer_types": [LINEAR, FULL] * 4}
+    theirs = AutoConfig.for_model("qwen4_exp_text", **{**GIVEN, **INDEXER, **given})
+    assert config_of(theirs.to_dict()) == gated(**given)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"indexer_n_heads": None}, "indexer_n_heads"),
+        ({"indexer_kv_heads": 2}, "indexer_kv_heads"),
+        ({"indexer_head_dim": 128}, "indexer_head_dim"),  # less than the rotated part
+        ({"indexer_budget": 60}, "indexer_budget"),
+        ({"indexer_compress_ratio": 1}, "indexer_compress_ratio"),
+        ({"hc_count": 1}, "hc_count"),
+        ({"hc_count": 17}, "hc_count"),
+        ({"hc_lowrank": 0}, "hc_lowrank"),
+        ({"output_gate_type": "tanh"}, "output_gate_type"),
+        ({"layer_types": ["sliding_attention"] * 8}, "layer_types"),
+        ({"layer_types": [LINEAR]}, "layer_types"),
+        ({"linear_conv_kernel_dim": 9}, "linear_conv_kernel_dim"),
+        ({"linear_num_value_heads": 31}, "linear_num_value_heads"),
+        ({"num_experts_per_tok": 513}, "num_experts_per_tok"),
+    ],
+)
+def test_qwen4_wrong_field_is_named(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelError, match=named):
+        gated(**fields)

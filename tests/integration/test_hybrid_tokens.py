@@ -36,6 +36,7 @@ MODELS = (
     "gpt_oss",
     "deepseek_v4-short-blocks",
     pytest.param("glm5_next_text", marks=pytest.mark.slow),  # delta rules beside rings
+    pytest.param("qwen4_exp_text", marks=pytest.mark.slow),
 )
 TIGHT = {"num_tokens": 160, "schedule_conservativeness": 0.0}
 

@@ -53,6 +53,28 @@ _POOLED = {
     "hc_mult": 2,
 }
 
+_QWEN4 = {
+    "num_hidden_layers": 4,
+    "layer_types": [_LINEAR, _FULL, _LINEAR, _FULL],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 20,
+    "hc_count": 2,
+    "hc_lowrank": 10,
+    "indexer_n_heads": 3,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 20,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5_000.0, "partial_rotary_factor": 0.5},
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v4": ("deepseek_v4", _V4),
     "deepseek_v4-short-blocks": ("deepseek_v4", {**_V4, "compress_rates": {_SPARSE: 2, _HEAVY: 4}, "index_topk": 5}),
@@ -91,6 +113,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                 "gate_lower_bound": -2.0,
             },
             "swiglu_limit": 10.0,
+        },
+    ),
+    "qwen4_exp_text": ("qwen4_exp_text", _QWEN4),
+    "qwen4_exp_text-whole-heads": (
+        "qwen4_exp_text",
+        {
+            **_QWEN4,
+            "layer_types": [_FULL, _LINEAR, _LINEAR, _FULL],
+            "hc_count": 3,
+            "indexer_budget": 6,
+            "indexer_compress_ratio": 2,
+            "norm_topk_prob": False,
+            "output_gate_type": "sigmoid",
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
         },
     ),
     "deepseek_v4-yarn": (

@@ -261,6 +261,17 @@ OUTERS: Final[dict[str, Case]] = {
         {**CASES["qwen3_5_moe_text"][1], "rope_parameters": _SECTIONS | _QWEN3_5_ROPE},
         image_token_id=5,
     ),
+    "qwen4_exp": _case(
+        "qwen4_exp",
+        "qwen4_exp_text",
+        _QWEN3_5,
+        _SAME,
+        {
+            **CASES["qwen4_exp_text"][1],
+            "rope_parameters": _SECTIONS | _QWEN3_5_ROPE,
+        },
+        image_token_id=5,
+    ),
     "qwen3_vl": _case("qwen3_vl", "qwen3_vl_text", _QWEN3_VL, _SAME, _QWEN3_TEXT, ours="qwen3", image_token_id=5),
     "qwen3_vl_moe": _case(
         "qwen3_vl_moe",

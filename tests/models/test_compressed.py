@@ -11,7 +11,13 @@ from tests.models.tiny import page_size_of, random_ids
 SOME = ["deepseek_v4"]
 OTHERS = [pytest.param(case, marks=pytest.mark.slow) for case in ("deepseek_v4-yarn", "deepseek_v4-short-blocks")]
 STATELESS = [*SOME, *OTHERS]
-POOLED = ["glm5_next_text", pytest.param("glm5_next_text-shared-softplus", marks=pytest.mark.slow)]
+POOLED = [
+    "glm5_next_text",
+    *(
+        pytest.param(case, marks=pytest.mark.slow)
+        for case in ("glm5_next_text-shared-softplus", "qwen4_exp_text", "qwen4_exp_text-whole-heads")
+    ),
+]
 CASES = [*STATELESS, *POOLED]
 SHORT = (1, 2, 4, 5, 8, 9, 16, 17)  # with and without a whole block at the end
 LONG = (127, 128, 129, 255, 256, 257)

@@ -25,6 +25,13 @@ NEEDED = {
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "glm4_moe": {"head_dim": 128},
     "arcee": {"vocab_size": 128_005},  # which holds its token ids
+    "qwen4_exp_text": {
+        "indexer_n_heads": 32,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 256,
+        "indexer_budget": 2048,
+        "indexer_compress_ratio": 16,
+    },
 }
 TOLERANCE = {"rtol": 0, "atol": 1.5e-4}
 

@@ -244,7 +244,8 @@ def stable_topk() -> Iterator[None]:
 def page_size_of(case: str, least: int) -> int:
     """Return the smallest page size, `least` or more, that the model of a case can have."""
     fields = CASES[case][1]
-    multiple = math.lcm(*fields.get("compress_rates", {}).values(), fields.get("index_kpool", 1))
+    pool = fields.get("index_kpool") or fields.get("indexer_compress_ratio", 1)
+    multiple = math.lcm(*fields.get("compress_rates", {}).values(), pool)
     return -(-least // multiple) * multiple
 
 

@@ -6,6 +6,7 @@ _OPS = "ops/test_selection.py::"
 _ORACLE = "models/test_oracle.py::test_prefill_gives_the_logits_of_transformers"
 
 _POOLED = f"{_ORACLE}[torch-glm5_next_text]"
+_MEANS = f"{_ORACLE}[torch-qwen4_exp_text]"
 
 SPARSE = (
     Mutant(
@@ -49,6 +50,48 @@ SPARSE = (
         "return ops.pictures.mean_rows(streams.view(-1, streams.shape[1] // self._num_streams), self._num_streams)",
         "return streams[:, : streams.shape[1] // self._num_streams].contiguous()",
         _POOLED,
+    ),
+    Mutant(
+        "C28 the mean key of a pool is rotated as the pool's first token",
+        "layers/pooled_indexer.py",
+        "ops.attention.apply_rope(pools, pools[:, none], blocks.first, self._cos_sin)",
+        "ops.attention.apply_rope(pools, pools[:, none], blocks.first + 1, self._cos_sin)",
+        _MEANS,
+    ),
+    Mutant(
+        "C28 the mean of a pool's keys is normed, not the keys",
+        "layers/pooled_indexer.py",
+        "pools = ops.norms.rms_norm(means, self._k_norm, self._eps).unsqueeze(1)",
+        "pools = means.clone().unsqueeze(1)",
+        _MEANS,
+    ),
+    Mutant(
+        "C28 attention with an indexer reads the tokens that it selects",
+        "layers/attention.py",
+        "self._attend(ctx, q, k, v, selected=selected)",
+        "self._attend(ctx, q, k, v)",
+        _MEANS,
+    ),
+    Mutant(
+        "C28 each stream has a norm weight of its own",
+        "layers/gated_streams.py",
+        "ops.norms.rms_norm(stream, weight, eps) for stream",
+        "ops.norms.rms_norm(stream, weights[0], eps) for stream",
+        _MEANS,
+    ),
+    Mutant(
+        "C28 the gates that read streams see a silu of their low rank",
+        "layers/gated_streams.py",
+        "elementwise.mul_sigmoid(down, down)",
+        "down",
+        _MEANS,
+    ),
+    Mutant(
+        "C28 the gates that write streams are up to 2",
+        "layers/gated_streams.py",
+        "writer.of(normed)), 2.0)",
+        "writer.of(normed)), 1.0)",
+        _MEANS,
     ),
     Mutant(
         "C5 a selection of pools that failed selects nothing, not the open pool",

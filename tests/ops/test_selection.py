@@ -70,6 +70,16 @@ def test_keys_in_eight_bits_are_scored_as_what_they_stand_for(native: NativeOps,
     assert_selected(native.selection.select_tokens(q, weights, keys, indexed.paged, 20), expected)
 
 
+def test_weights_for_all_tokens_select_as_the_same_weights_for_each(each_ops: Ops) -> None:
+    indexed = case(3, 20)
+    q, weights, keys = indexed.indexer(exact=True)
+    shared = weights[:1].clone()
+    each = shared.expand(weights.shape).contiguous()
+    got, expected = (each_ops.selection.select_tokens(q, some, keys, indexed.paged, 9) for some in (shared, each))
+    for ours, theirs in zip(got, expected, strict=True):
+        assert_same_bits(ours, theirs)
+
+
 def test_of_equal_scores_the_earlier_token_is_selected(each_ops: Ops) -> None:
     """Nothing is better than anything else where every product is negative."""
     indexed = case(2, 8, seq_lens=[40], query_lens=[40])

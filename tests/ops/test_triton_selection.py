@@ -29,6 +29,16 @@ def test_selected_tokens_equal_the_reference(
         assert_same_bits(ours, theirs)
 
 
+def test_weights_for_all_tokens_select_as_the_same_weights_for_each(ops: Ops) -> None:
+    indexed = case(3, 20, **SMALL)
+    q, weights, keys = indexed.indexer(exact=True)
+    shared = weights[:1].clone()
+    each = shared.expand(weights.shape).contiguous()
+    got, expected = (ops.selection.select_tokens(q, some, keys, indexed.paged, 9) for some in (shared, each))
+    for ours, theirs in zip(got, expected, strict=True):
+        assert_same_bits(ours, theirs)
+
+
 def test_selection_by_keys_in_eight_bits_equals_the_reference(ops: Ops, reference: Ops) -> None:
     indexed = case(3, 20, int8=True, **SMALL)
     q, weights, keys = indexed.indexer(exact=True)

@@ -26,7 +26,7 @@ EIGHT_BITS = CacheTypes(dtype="float32", kv_cache_dtype="int8", movable=True)
 # One type for each set of columns that types declare.
 TYPES = (
     *("llama", "gpt_oss", "starcoder2", "deepseek_v3", "deepseek_v4", "lfm2", "lfm3"),
-    *("falcon_h1", "jamba", "mamba", "mamba2", "kimi_linear", "glm5_next_text"),
+    *("falcon_h1", "jamba", "mamba", "mamba2", "kimi_linear", "glm5_next_text", "qwen4_exp_text"),
 )
 
 

@@ -25,16 +25,16 @@ class Qwen35Config(ModelConfig):
     rotary_dim: int
 
 
-def gated_transformer(fields: Fields) -> dict[str, Any]:
+def gated_transformer(fields: Fields, *, rotated: float = 0.25) -> dict[str, Any]:
     """`Qwen35Config`'s values: as a plain transformer, but for the layers' types and the share of a head that is
-    rotated."""
-    share, whole = without_partial_rotary(fields, default=0.25, ignored=_PICTURE_AXES)
+    rotated, by default `rotated`."""
+    share, whole = without_partial_rotary(fields, default=rotated, ignored=_PICTURE_AXES)
     values = transformer(whole, Defaults(head_dim=256), layer_types=())
-    rotated = rotary_dim(fields, values["head_dim"], share)
+    dim = rotary_dim(fields, values["head_dim"], share)
     interval = fields.size("full_attention_interval", default=4)
     computed = [LINEAR if (i + 1) % interval else FULL for i in range(values["num_layers"])]
     delta = delta_net(fields, key_heads=16, value_heads=32, key_size=128, value_size=128)
-    return {**values, "layer_types": tuple(layers_of(fields, computed)), "rotary_dim": rotated, "delta": delta}
+    return {**values, "layer_types": tuple(layers_of(fields, computed)), "rotary_dim": dim, "delta": delta}
 
 
 def delta_net(fields: Fields, *, key_heads: int, value_heads: int, key_size: int, value_size: int) -> DeltaNet:

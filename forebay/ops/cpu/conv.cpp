@@ -7,7 +7,7 @@ namespace {
 
 constexpr long kChannels = 128;  // of a part
 constexpr long kTokens = 16;     // of a tile: its inputs stay in L1 while the part's vectors pass over them
-constexpr int kMostTaps = 8;
+constexpr int kMostTaps = 10;
 
 template <class T>
 struct Conv {
@@ -97,7 +97,7 @@ void convolve(Pool& pool, const Conv<T>& conv) {
 }  // namespace
 
 // x rows are ldx apart; weight [taps, channels], bias [channels] or null, state [slots, taps - 1, channels],
-// out [tokens, channels]. 2 to 8 taps.
+// out [tokens, channels]. 2 to 10 taps.
 #define FOREBAY_CONV(T, suffix)                                                                                       \
     extern "C" void fb_causal_conv_##suffix(Pool* pool, const T* x, long ldx, const T* weight, const T* bias,         \
                                             T* state, FOREBAY_BATCH, T* out, long channels, long taps, long silu) {   \

@@ -20,7 +20,8 @@ template <class T, class E>
 struct IndexCall {
     AttentionShape shape;  // q_heads and head_dim are the indexer's
     const T* q;            // [T, q_heads, head_dim]
-    const float* weights;  // [T, q_heads]
+    const float* weights;  // [T, q_heads], or [q_heads] for all tokens
+    long weights_row;      // entries from one token to the next
     Cache<E> keys;
     long most;           // of a row of `positions`
     int32_t* positions;  // [T, most]
@@ -128,8 +129,8 @@ void score_segment(const IndexCall<T, E>& call, const Segment& segment) {
             std::fill_n(total, kBlock, 0.0f);
             for (long h = 0; h < heads; h += kTile) {
                 add_some_heads(std::min<long>(kTile, heads - h), q + (i * heads + h) * width, width, keys, dim,
-                               in_codes ? factors : nullptr, call.weights + (chunk.token + i) * heads + h, scores,
-                               total);
+                               in_codes ? factors : nullptr,
+                               call.weights + (chunk.token + i) * call.weights_row + h, scores, total);
             }
         }
     }
@@ -219,13 +220,15 @@ void select_tokens(Pool& pool, const IndexCall<T, E>& call) {
 
 #define FOREBAY_SELECTION(T, E, suffix)                                                                             \
     extern "C" void fb_select_tokens_##suffix(                                                                      \
-        Pool* pool, const T* q, const float* weights, const E* keys, long slot, const float* factors,               \
+        Pool* pool, const T* q, const float* weights, long weights_row, const E* keys, long slot,                   \
+        const float* factors,                                                                                       \
         const int32_t* page_table, long pages_per_row, const int32_t* page_map, const int32_t* rows,                \
         const int32_t* q_start, const int32_t* seq_lens, long num_seqs, long page_size, long heads, long head_dim,  \
         long most, int32_t* positions, int32_t* counts) {                                                           \
         const AttentionShape shape{page_table, pages_per_row, page_map, rows,     q_start, seq_lens, num_seqs,      \
                                    page_size,  heads,         1,        head_dim, 0,       0};                      \
-        const IndexCall<T, E> call{shape, q, weights, {keys, slot, head_dim, factors, 1}, most, positions, counts}; \
+        const IndexCall<T, E> call{shape, q, weights, weights_row, {keys, slot, head_dim, factors, 1},              \
+                                   most,  positions, counts};                                                       \
         pool->op([call](Pool& p) { select_tokens(p, call); });                                                      \
     }
 

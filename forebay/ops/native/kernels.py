@@ -103,7 +103,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_attention_plan_destroy": [_P],
     "fb_attention_plan_make": [_P, _P, _P, _L, _P, _P, _P, _P, *([_L] * 9), _P],
     "fb_paged_attention_{}_{}": [_P, _P, _P, _L, _P, _L, _L, _P, _P, _L, _L, _P, _F, _F, _P, _P],
-    "fb_select_tokens_{}_{}": [_P, _P, _P, _P, _L, _P, _P, _L, _P, _P, _P, _P, *([_L] * 5), _P, _P],
+    "fb_select_tokens_{}_{}": [_P, _P, _P, _L, _P, _L, _P, _P, _L, _P, _P, _P, _P, *([_L] * 5), _P, _P],
     "fb_block_tokens": [*([_P] * 6), _L, _L, _L, _P, _P],
     "fb_token_pages": [_P, _P, _P, _P, _P, _P, _L, _P, _P, _P, _L, _L, _L],
     "fb_bind_newest": [_P, _P, _P, _P, _P, _L, _P, _P, _P, _L, _L, _L, _L, _P, _P],

@@ -28,6 +28,7 @@ class NativeSelection(SelectionOps):
             self._pool,
             q.data_ptr(),
             weights.data_ptr(),
+            heads if len(weights) == tokens else 0,
             keys.k.data_ptr(),
             keys.k.stride(0),
             address(keys.k_scale),

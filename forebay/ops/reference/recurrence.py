@@ -47,7 +47,7 @@ class StateBatch:
 
 
 class Convolution(NamedTuple):
-    """weight [W, C], of 2 to 8 rows, and bias [C], both in the dtype of the input; `silu` is applied to the output."""
+    """weight [W, C], of 2 to 10 rows, and bias [C], both in the dtype of the input; `silu` is applied to the output."""
 
     weight: Tensor
     bias: Tensor | None

@@ -27,13 +27,13 @@ class SelectionOps:
         """Select the `top_k` best tokens that each query sees -> positions [T, N] int32, ascending and -1 behind them,
         and counts [T] int32. N is `top_k`, or what a row of the page table holds if that is less.
 
-        q [T, Hi, Di]; weights [T, Hi] float32; keys.k [L, 1, Di]. The score of a key k is the sum over heads of weight
-        * max(0, q . k), in float32; of equal scores the earlier position is better, and NaN counts as infinity. A query
-        whose own key is not finite, so NaN as it is kept, selects nothing, which makes its attention NaN; so does one
-        whose score of itself is NaN, if it sees more than `top_k` tokens. Scores are computed for some queries at a
-        time: there is no [T, context]. A query of a sequence without tokens selects nothing. DeepSeek-V3.2-Exp, section
-        2.1, without the constant factor of its scores."""
-        most = num_selected(paged, top_k)
+        q [T, Hi, Di]; weights [T, Hi] float32, or [1, Hi] for all tokens; keys.k [L, 1, Di]. The score of a key k is
+        the sum over heads of weight * max(0, q . k), in float32; of equal scores the earlier position is better, and
+        NaN counts as infinity. A query whose own key is not finite, so NaN as it is kept, selects nothing, which makes
+        its attention NaN; so does one whose score of itself is NaN, if it sees more than `top_k` tokens. Scores are
+        computed for some queries at a time: there is no [T, context]. A query of a sequence without tokens selects
+        nothing. DeepSeek-V3.2-Exp, section 2.1, without the constant factor of its scores."""
+        most, weights = num_selected(paged, top_k), weights.expand(q.shape[:2])
         positions = torch.full((len(q), most), -1, dtype=torch.int32)
         counts = torch.zeros(len(q), dtype=torch.int32)
         starts, lens = paged.q_start.tolist(), paged.seq_lens.tolist()

@@ -34,6 +34,7 @@ def _index_scores(
     first,
     pages_per_row,
     slot_stride,
+    weights_row,
     context,
     HEADS: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
@@ -66,7 +67,7 @@ def _index_scores(
     if IN_CODES:
         scores *= tl.load(factors + slot, mask=seen, other=0.0)[None, :]
     scores = tl.where(scores < 0, 0.0, scores)  # a NaN stays one
-    weight = tl.load(weights + token * HEADS + head, mask=head < HEADS, other=0.0)
+    weight = tl.load(weights + token * weights_row + head, mask=head < HEADS, other=0.0)
     total = tl.sum(weight[:, None] * scores, 0)
     at = out + tl.program_id(0).to(tl.int64) * context + key
     tl.store(at, tl.where(seen, total, float("-inf")), mask=key < context)
@@ -108,6 +109,7 @@ class TritonSelection(SelectionOps):
                 first,
                 paged.page_table.stride(0),
                 keys.k.stride(0),
+                heads if len(weights) == tokens else 0,
                 context,
                 HEADS=heads,
                 HEAD_BLOCK=max(16, triton.next_power_of_2(heads)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from forebay.families.parts.gated_delta import Qwen35Config
 from forebay.families.transformer import FULL, LINEAR
@@ -15,8 +15,8 @@ from forebay.layers.gated_delta import GatedDeltaSpec
 from forebay.layers.params import Rows
 from forebay.models.decoder import attention_spec, block_spec, draft_head_spec, layer_name, mlp_spec, rope_spec
 
-_NORM_OFFSET = 1.0  # norm weights are stored as differences from it, but for the norm behind the delta rule
-DECODER = {"norm_offset": _NORM_OFFSET}
+NORM_OFFSET: Final = 1.0  # norm weights are stored as differences from it, but for the norm behind the delta rule
+DECODER = {"norm_offset": NORM_OFFSET}
 Config = TypeVar("Config", bound=Qwen35Config)
 
 
@@ -28,7 +28,7 @@ def block(config: Qwen35Config, layer: int) -> BlockSpec:
 
 def qwen_draft_head(config: Qwen35Config, block: BlockSpec) -> DraftHeadSpec:
     """Describe a head that drafts with `block`, with Qwen's offset of the norms."""
-    return draft_head_spec(config, block, norm_offset=_NORM_OFFSET)
+    return draft_head_spec(config, block, norm_offset=NORM_OFFSET)
 
 
 def with_draft_layer(config: Config) -> Config:
@@ -44,14 +44,15 @@ def separate_inputs(config: Qwen35Config) -> Sequence[tuple[str, int]]:
 
 def qwen_block(config: Qwen35Config, layer: int, *, delta: GatedDeltaSpec, mlp: PartSpec) -> BlockSpec:
     """With attention instead of the delta net in the layers that have it."""
-    mixer = delta if config.layer_types[layer] == LINEAR else _attention(config, layer)
-    return block_spec(config, layer, mixer, mlp, norm_offset=_NORM_OFFSET)
+    mixer = delta if config.layer_types[layer] == LINEAR else gated_attention(config, layer)
+    return block_spec(config, layer, mixer, mlp, norm_offset=NORM_OFFSET)
 
 
-def _attention(config: Qwen35Config, layer: int) -> AttentionSpec:
+def gated_attention(config: Qwen35Config, layer: int) -> AttentionSpec:
+    """Describe attention with norms of heads, a partial rotation and a gate for each entry of its output."""
     return replace(
         attention_spec(config, layer, qk_norm=QkNorm.HEAD),
-        norm_offset=_NORM_OFFSET,
+        norm_offset=NORM_OFFSET,
         rope=replace(rope_spec(config), dim=config.rotary_dim),
         output_gate=True,
     )

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from forebay.families.qwen4_exp_text.config import Qwen4Config
+from forebay.families.transformer import LINEAR
+from forebay.layers.attention import AttentionSpec
+from forebay.layers.build import PartSpec
+from forebay.layers.gated_streams import GatedStreamsBlockSpec, GatedStreamsSpec, GatedSublayerSpec
+from forebay.layers.pooled_indexer import MeanIndexerSpec
+from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name
+from forebay.models.families.parts.gated_delta import NORM_OFFSET, delta_spec, gated_attention, separate_inputs
+from forebay.models.families.parts.shared_experts import experts_and_shared
+
+
+def describe(config: Qwen4Config) -> DecoderSpec:
+    """Describe the model: several residual streams, which gates join for the head."""
+    blocks = [_block(config, layer) for layer in range(config.num_layers)]
+    return replace(decoder_spec(config, blocks), norm=None, streams=_streams(config))
+
+
+def _streams(config: Qwen4Config) -> GatedStreamsSpec:
+    return GatedStreamsSpec(
+        name="model.hyper_connection_mixer",
+        hidden_size=config.hidden_size,
+        streams=config.streams,
+        norm_eps=config.rms_norm_eps,
+        norm_offset=NORM_OFFSET,
+    )
+
+
+def _block(config: Qwen4Config, layer: int) -> GatedStreamsBlockSpec:
+    name = layer_name(layer)
+    mlp = experts_and_shared(config, layer, normalize=config.norm_topk_prob)
+    return GatedStreamsBlockSpec(
+        sublayers=(
+            GatedSublayerSpec(part=_mixer(config, layer), gates=f"{name}.attn_hyper_connection"),
+            GatedSublayerSpec(part=mlp, gates=f"{name}.mlp_hyper_connection"),
+        ),
+        streams=_streams(config),
+    )
+
+
+def _mixer(config: Qwen4Config, layer: int) -> PartSpec:
+    if config.layer_types[layer] == LINEAR:
+        return replace(delta_spec(config, layer, separate_inputs(config)), sigmoid_gate=config.sigmoid_gate)
+    return _attention(config, layer)
+
+
+def _attention(config: Qwen4Config, layer: int) -> AttentionSpec:
+    dense = gated_attention(config, layer)
+    assert dense.rope is not None, "rotated queries and keys"
+    indexer = MeanIndexerSpec(
+        name="indexer",
+        hidden_size=config.hidden_size,
+        index=config.index,
+        rope=dense.rope,
+        norm_eps=config.rms_norm_eps,
+        norm_offset=NORM_OFFSET,
+    )
+    return replace(dense, indexer=indexer)
