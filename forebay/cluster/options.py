@@ -163,8 +163,14 @@ def read_options(parsed: Parsed) -> UpOptions:
     if own.pd and own.replicas is not None:
         raise ConfigError("--replicas and --pd exclude each other: a server has whole requests, or one role")
     values.pop("pd", None)
+    counts = counts_of(own.pd) if own.pd else {Role.BOTH: own.replicas or 1}
+    if "kv_events" in values and sum(counts.values()) > 1:
+        raise ConfigError(
+            f"--kv-events: {sum(counts.values())} servers cannot all listen at one address: leave it out, the router "
+            "does without, or start each server with forebay serve and a port of its own"
+        )
     return UpOptions(
-        counts=counts_of(own.pd) if own.pd else {Role.BOTH: own.replicas or 1},
+        counts=counts,
         values=values,
         address=own.address,
         standby=own.standby,

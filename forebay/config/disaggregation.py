@@ -266,11 +266,19 @@ def overrule(settled: Settled) -> dict[str, str]:
     return changed
 
 
+_ONE_ADDRESS: Final = (
+    "its servers cannot all listen at one address: start each with --disaggregation-mode and a port of its own, and "
+    "forebay route"
+)
+
+
 def _clashes_with_pd(role: DisaggregationMode, written: Callable[[str], bool]) -> Iterator[tuple[str, str, str]]:
     if role is not DisaggregationMode.NULL:
         yield "pd", "disaggregation_mode", "the first starts servers of both roles: leave the second out"
     for name in filter(written, ("cluster_key_file", "insecure_no_cluster_key")):
         yield "pd", name, "its servers have a key of their own: leave the second out"
+    if written("kv_events"):
+        yield "pd", "kv_events", _ONE_ADDRESS
 
 
 def clashes(given: Mapping[str, object], written: Callable[[str], bool]) -> Iterator[tuple[str, str, str]]:

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import importlib.util
 import secrets
+from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -29,17 +30,28 @@ def field_values(settled: Settled, cluster_key: bytes, *, num_keys: int) -> dict
     local = [is_loopback(_host("--kv-events", publish))]
     if replay:
         local.append(is_loopback(_host("--kv-events-replay", replay)))
-    if publish == replay:
-        raise ConfigError(f"--kv-events and --kv-events-replay are both {publish}: give the second a port of its own")
-    if wants_tokens and num_keys > 1:
-        raise ConfigError(
+    for problem in _problems(settled, num_keys):
+        raise ConfigError(problem)
+    key = hmac.new(cluster_key, _PURPOSE, hashlib.sha256).digest() if cluster_key else secrets.token_bytes(32)
+    return {"cache_events": True, "event_tokens": wants_tokens or (all(local) and num_keys <= 1), "event_key": key}
+
+
+def _problems(settled: Settled, num_keys: int) -> Iterator[str]:
+    """Yield what keeps events from being published as asked for."""
+    if settled["disable_radix_cache"]:
+        yield (
+            "--kv-events: there is no prefix cache, so there would be no events: leave out --disable-radix-cache, or "
+            "on a decode server give --disaggregation-decode-enable-radix-cache"
+        )
+    if settled["kv_events"] == settled["kv_events_replay"]:
+        yield (f"--kv-events and --kv-events-replay are both {settled['kv_events']}: give the second a port of its own")
+    if settled["kv_events_tokens"] and num_keys > 1:
+        yield (
             f"--kv-events-tokens shows subscribers the prompts of all tenants, and there are {num_keys} API keys: "
             "leave it out, hashes do without tokens"
         )
     if importlib.util.find_spec("zmq") is None:
-        raise ConfigError("--kv-events needs ZeroMQ: pip install 'forebay[kv-events]'")
-    key = hmac.new(cluster_key, _PURPOSE, hashlib.sha256).digest() if cluster_key else secrets.token_bytes(32)
-    return {"cache_events": True, "event_tokens": wants_tokens or (all(local) and num_keys <= 1), "event_key": key}
+        yield "--kv-events needs ZeroMQ: pip install 'forebay[kv-events]'"
 
 
 def _host(option: str, address: str) -> str:

@@ -59,6 +59,8 @@ def test_up_pairs_have_roles_and_the_cluster_key_file(tmp_path: Path) -> None:
         (["--pd=1p1d", "--replicas=2"], "exclude each other"),
         (["--disaggregation-mode=prefill"], "leave it out"),
         (["--replicas=0"], "at least 1"),
+        (["--replicas=2", "--kv-events=tcp://127.0.0.1:5557"], "2 servers cannot all listen at one address"),
+        (["--pd=1p1d", "--kv-events=tcp://127.0.0.1:5557"], "2 servers cannot all listen at one address"),
     ],
 )
 def test_up_options_that_cannot_work_are_refused(words: list[str], message: str) -> None:

@@ -99,6 +99,7 @@ def test_few_running_requests_have_twice_as_many_on_their_way(running: int, extr
         ({"disaggregation_mode": "decode"}, ("--disaggregation-mode", "--cluster-key-file", "forebay route")),
         ({**DECODE, "host": "10.0.0.1", "api_key": KEY}, ("--host", "--disaggregation-mode", "--cluster-key-file")),
         ({"pd": "local", "insecure_no_cluster_key": True}, ("--pd", "--insecure-no-cluster-key")),
+        ({"pd": "local", "kv_events": "tcp://127.0.0.1:5557"}, ("--kv-events", "one address", "port of its own")),
         ({"insecure_no_cluster_key": True}, ("--insecure-no-cluster-key", "--disaggregation-mode")),
         ({**DECODE, "disaggregation_prefill_servers": "a:0"}, ("--disaggregation-prefill-servers", "HOST:PORT")),
         ({"pd": "local", "chaos": "drop=1%", "host": "10.0.0.1", "api_key": KEY}, ("--chaos", "--host")),

@@ -90,7 +90,7 @@ DECODE: dict[str, Any] = {
 }
 KEYED: dict[str, Any] = {"disaggregation_mode": "decode", "cluster_key_file": __file__}
 # A key, or hashes have a random one, which would be a change without a flag; and token ids are off.
-PUBLIC: dict[str, Any] = {**KEYED, "max_running_requests": 64, "kv_events": "tcp://0.0.0.0:5557"}
+PUBLIC: dict[str, Any] = {"cluster_key_file": __file__, "kv_events": "tcp://0.0.0.0:5557"}
 ADAPTED: dict[str, Any] = {"enable_lora": True}
 WITH: dict[str, dict[str, Any]] = {
     "chaos": DECODE,
@@ -109,7 +109,7 @@ WITH: dict[str, dict[str, Any]] = {
     "activation_dtype": {"device": "cuda"},
     "exact": {"device": "cuda"},
     "weights_cpu_backup": {"device": "cuda", "enable_memory_saver": True},
-    "kv_events": {**KEYED, "max_running_requests": 64},
+    "kv_events": {"cluster_key_file": __file__},
     "kv_events_replay": PUBLIC,
     "kv_events_tokens": PUBLIC,
     "lora_modules": ADAPTED,

@@ -15,8 +15,8 @@ LOCAL, REMOTE = "tcp://127.0.0.1:5557", "tcp://*:5557"
 
 
 def values(cluster_key: bytes = b"", num_keys: int = 0, **settings: Any) -> dict[str, Any]:
-    given = {"kv_events": LOCAL, "kv_events_replay": "", "kv_events_tokens": False, **settings}
-    return field_values(Settled(given), cluster_key, num_keys=num_keys)
+    given = {"kv_events": LOCAL, "kv_events_replay": "", "kv_events_tokens": False, "disable_radix_cache": False}
+    return field_values(Settled(given | settings), cluster_key, num_keys=num_keys)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,7 @@ def test_token_ids_leave_the_machine_only_if_asked_for(settings: dict[str, Any],
         ({"kv_events": "tcp://127.0.0.1"}, 0, "is no address to listen at"),
         ({"kv_events_replay": LOCAL}, 0, "give the second a port of its own"),
         ({"kv_events": "", "kv_events_tokens": True}, 0, "has no effect without --kv-events"),
+        ({"disable_radix_cache": True}, 0, "there is no prefix cache"),
     ],
 )
 def test_settings_of_events_that_cannot_work_are_refused(settings: dict[str, Any], num_keys: int, message: str) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
-import numpy as np
 import pytest
 import zmq
 
 from forebay.base.errors import ConfigError
 from forebay.server.kv_events import END, KvEventPublisher
-from tests.deadlines import HANGS_S
-from tests.memory.test_cache_events import KEY_OF_TWO, published_tree
-from tests.simulation.published import Subscriber
+from tests.deadlines import HANGS_S, wait_until
+from tests.memory.test_cache_events import KEY_OF_TWO, OWNER, key_of, pages, published_tree
+from tests.simulation.published import Cached, Subscriber
+
+RECORDED = Path(__file__).parent / "vllm_events.json"
 
 
 @pytest.fixture
@@ -93,6 +97,7 @@ def test_lost_batch_shows_as_a_gap_and_is_replayed(context) -> None:
         lost = first + 1
         for i in range(5):
             publisher.put(b"missed %d" % i)
+        wait_until(lambda: b"missed 4" in dict(replayed(context, again, lost)).values())  # all are sent
         _, number = subscribe(context, publisher, where)
         assert number > lost, "nothing was missed"
         found = dict(replayed(context, again, lost))
@@ -154,61 +159,140 @@ def test_address_in_use_is_refused_with_its_option(context) -> None:
         context.destroy(linger=0)
 
 
-# Messages in the format of vLLM 0.33, whose encoder leaves out fields that are null (`omit_defaults`): a prefix of two
-# pages, one behind it of layers with a window, and its end. Hashes of vLLM may be bytes or, as here, numbers.
-VLLM: Final = [
-    [
-        1764396000.25,
-        [
-            {
-                "type": "BlockStored",
-                "block_hashes": [11881829733434105311, 2870129431182205124],
-                "parent_block_hash": None,
-                "token_ids": [*range(32)],
-                "block_size": 16,
-                "lora_id": None,
-                "medium": "GPU",
-                "lora_name": None,
-                "group_idx": 0,
-                "kv_cache_spec_kind": "full_attention",
-            },
-            {
-                "type": "BlockStored",
-                "block_hashes": [2870129431182205124],
-                "parent_block_hash": 11881829733434105311,
-                "token_ids": [*range(16, 32)],
-                "block_size": 16,
-                "lora_id": None,
-                "medium": "GPU",
-                "lora_name": None,
-                "group_idx": 1,
-                "kv_cache_spec_kind": "sliding_window",
-                "kv_cache_spec_sliding_window": 512,
-            },
-        ],
-        0,
-    ],
-    [1764396001.5, [{"type": "BlockRemoved", "block_hashes": [11881829733434105311], "medium": "GPU", "group_idx": 0}]],
-    [1764396002.0, [{"type": "AllBlocksCleared"}], 0],
-]
+Frames = Sequence[bytes]
 
 
-def test_one_decoder_reads_the_format_of_vllm_and_ours() -> None:
-    theirs, ours = Subscriber(), Subscriber()
-    theirs.take(msgspec.msgpack.encode(batch) for batch in VLLM[:2])
-    assert {key: len(hashes) for key, hashes in theirs.cached.items()} == {
-        ("GPU", "full_attention"): 1,
-        ("GPU", "sliding_window"): 1,
+class Stream(NamedTuple):
+    """The messages of a publisher, and those that its replay socket sends from a number on."""
+
+    published: list[Frames]
+    replay: Callable[[int], list[Frames]]
+
+
+def of_vllm() -> Stream:
+    """Return what the publisher of vLLM 0.33.0 sent: two groups, hashes that are bytes, a state, copies in two other
+    tiers, a removal of both groups, and a flush."""
+    recorded = json.loads(RECORDED.read_text())
+    published, replayed = (
+        [[bytes.fromhex(frame) for frame in message] for message in recorded[name]]
+        for name in ("published", "replayed")
+    )
+    return Stream(published, lambda first: [each for each in replayed if number_of(each) >= first])
+
+
+@contextmanager
+def of_ours(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Stream]:
+    """Yield what our publisher sends of a tree that grows, branches, loses a page and is flushed."""
+    where, again = address(), address()
+    publisher = KvEventPublisher(where, again)
+    try:
+        subscriber, _ = subscribe(context, publisher, where)
+        tree, events = published_tree()
+        for change in (
+            lambda: tree.insert(KEY_OF_TWO, pages(1, 2), OWNER),
+            lambda: tree.insert(key_of(0, 1) + key_of(20, 1), pages(3, 4), OWNER),
+            lambda: tree.insert(KEY_OF_TWO, pages(5, 6), OWNER, namespace="salted"),
+            lambda: tree.evict(1),
+            tree.clear,
+        ):
+            change()
+            for batch in events.take():
+                publisher.put(batch)
+        published: list[Frames] = []
+        while len(published) < 5:
+            assert subscriber.poll(HANGS_S * 1000), "no batch came"
+            frames = subscriber.recv_multipart()
+            published += [frames] if frames[2] != b"hello" else []
+        yield Stream(
+            published,
+            lambda first: [
+                [b"", number.to_bytes(8, "big"), batch] for number, batch in replayed(context, again, first)
+            ],
+        )
+    finally:
+        publisher.close()
+        context.destroy(linger=0)
+
+
+def number_of(frames: Frames) -> int:
+    return int.from_bytes(frames[-2], "big")
+
+
+class Reader:
+    """Follows a publisher, and asks it for the messages that it lacks."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.subscriber, self.num_asked = Subscriber(), 0
+        self._stream, self._next = stream, number_of(stream.published[0])
+
+    def take(self, frames: Frames) -> Cached:
+        """Apply a message and return what is cached then."""
+        if number_of(frames) > self._next:
+            self.num_asked += 1
+            for again in self._stream.replay(self._next):
+                if self._next <= number_of(again) < number_of(frames):
+                    self._apply(again)
+        self._apply(frames)
+        return self.subscriber.cached
+
+    def _apply(self, frames: Frames) -> None:
+        assert number_of(frames) == self._next, "a batch is missing"
+        self._next += 1
+        self.subscriber.take([frames[-1]])
+
+
+@pytest.fixture(params=["vllm", "forebay"])
+def stream(request: pytest.FixtureRequest, context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Stream]:
+    if request.param == "vllm":
+        yield of_vllm()
+        return
+    with of_ours(context) as ours:
+        yield ours
+
+
+def test_one_decoder_reads_both_streams_and_gets_lost_messages_again(stream: Stream) -> None:
+    whole = Reader(stream)
+    expected = [whole.take(frames) for frames in stream.published]
+    assert expected[-1] == {}
+    assert all(expected[:-1])
+    assert whole.num_asked == 0
+    for lost in range(1, len(stream.published) - 1):
+        reader = Reader(stream)
+        kept = [frames for i, frames in enumerate(stream.published) if i != lost]
+        assert [reader.take(frames) for frames in kept] == expected[:lost] + expected[lost + 1 :]
+        assert reader.num_asked == 1
+
+
+def test_recorded_stream_of_vllm_has_all_groups_and_tiers() -> None:
+    """Its layout is that of vllm/distributed/kv_events.py."""
+    reader = Reader(vllm := of_vllm())
+    *_, before_removal, after_removal, _ = [reader.take(frames) for frames in vllm.published]
+    assert {key: len(hashes) for key, hashes in before_removal.items()} == {
+        ("GPU", "full_attention"): 4,
+        ("GPU", "sliding_window"): 2,
+        ("GPU", "mamba"): 1,
+        ("CPU", "full_attention"): 1,
+        ("STORAGE", "full_attention"): 2,
     }
-    theirs.take([msgspec.msgpack.encode(VLLM[2])])
-    assert not theirs.cached
+    assert {key: len(hashes) for key, hashes in after_removal.items()} == {
+        ("GPU", "full_attention"): 3,
+        ("GPU", "mamba"): 1,
+        ("CPU", "full_attention"): 1,
+        ("STORAGE", "full_attention"): 2,
+    }
+
+
+def test_our_events_have_the_fields_of_vllms() -> None:
+    theirs = [event for frames in of_vllm().published for event in msgspec.msgpack.decode(frames[2])[1]]
     tree, events = published_tree()
-    tree.insert(KEY_OF_TWO, np.array([1, 2]), 7)
-    ours.take(batches := [*events.take()])
-    assert {key: len(hashes) for key, hashes in ours.cached.items()} == {("CPU", "full_attention"): 2}
-    stored = msgspec.msgpack.decode(batches[0])
-    assert [stored[0], stored[2]] == [5.0, 0]
-    assert {**stored[1][0], "block_hashes": len(stored[1][0]["block_hashes"])} == {
+    tree.insert(KEY_OF_TWO, pages(1, 2), OWNER)
+    (batch,) = events.take()
+    ts, (stored,), rank = msgspec.msgpack.decode(batch)
+    assert (ts, rank) == (5.0, 0)
+    known = {name for event in theirs for name in event}
+    assert known - stored.keys() == {"locality", "ownership"}  # of tiers that several servers share
+    assert stored.keys() <= known
+    assert {**stored, "block_hashes": len(stored["block_hashes"])} == {
         "type": "BlockStored",
         "block_hashes": 2,
         "parent_block_hash": None,

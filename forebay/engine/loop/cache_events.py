@@ -22,7 +22,7 @@ def make_cache_events(config: EngineConfig, scheduler: Scheduler) -> CacheEvents
 
 def events_of(scheduler: Scheduler, device: str, key: bytes, *, with_tokens: bool) -> CacheEvents:
     """Return the events of a scheduler's prefix cache. A device that is the CPU and host memory are two media."""
-    media = {DEVICE: "CPU" if device == "cpu" else "GPU", HOST: "HOST" if device == "cpu" else "CPU", DISK: "DISK"}
+    media = {DEVICE: "CPU" if device == "cpu" else "GPU", HOST: "HOST" if device == "cpu" else "CPU", DISK: "STORAGE"}
     tiers, adapters = scheduler.memory.tiers, scheduler.pools.adapters
     sources = [_source(tier, media[tier.name], adapters) for tier in (tiers.device, *tiers.all)]
     return CacheEvents(sources, key, time.time, with_tokens=with_tokens)
