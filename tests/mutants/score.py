@@ -2,6 +2,7 @@
 
     nice python -m tests.mutants score
     nice python -m tests.mutants score radix --seed 1 --count 12
+    nice python -m tests.mutants score --into score.txt     # begun again, it goes on behind the last one
 
 Each mutant is tried in a copy of the package: an interpreter imports the engine once, and forks one for each
 circumstance, those first that find most. A mutant counts as found if a circumstance differs or fails, or no answer can
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -41,7 +42,8 @@ MODELS: Final = {"": "falcon_h1", "window": "gpt_oss", "ring": "deepseek_v4", "r
 HANGS: Final = "hangs"
 MISSED: Final = "missed"
 STALE: Final = "STALE"
-_LIMIT_S: Final = 900
+_SEPARATOR: Final = " | "
+_LIMIT_S: Final = 300
 _ROUNDS: Final = 2  # of asking everything in one circumstance
 _FIRST: Final = ("all of it", "cache", "retracted", "adapters loaded", "speculative", "apart, tcp")  # words of names
 
@@ -108,16 +110,33 @@ def summary_of(results: Sequence[str], num_silent: int) -> str:
     )
 
 
-def _tried_on(family: str, mutants: Sequence[Mutant], folder: Path, jobs: int) -> Iterator[str]:
-    """Print and yield the outcome of each mutant on a model of this family, unless something is found without one."""
+class Results:
+    """The outcome of each mutant by its rule, in the file `path`, "" for none: a line each, kept between runs."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path) if path else None
+        lines = self._path.read_text().splitlines() if self._path and self._path.exists() else []
+        self.of = {rule: outcome.strip() for outcome, _, rule in (line.partition(_SEPARATOR) for line in lines)}
+
+    def add(self, rule: str, outcome: str) -> None:
+        """Print and keep an outcome."""
+        self.of[rule] = outcome
+        line = f"{outcome:<44}{_SEPARATOR}{rule}"
+        print(line, flush=True)
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(f"{line}\n")
+
+
+def _try_on(family: str, mutants: Sequence[Mutant], folder: Path, jobs: int, results: Results) -> None:
+    """Find the outcome of each mutant on a model of this family, unless something is found without one."""
     forebay(["models", "make", "--like", family, "--out", str(folder / family), "--hidden-size", "64"])
     ((_, clean),) = tried([family], partial(verified, folder), 1)
     if clean != MISSED:
         print(f"{family} without a mutant: {clean}; {len(mutants)} mutants are not tried", flush=True)
         return
     for mutant, result in tried(mutants, partial(outcome, folder), jobs):
-        print(f"{result:<44} {mutant.file}: {mutant.rule}", flush=True)
-        yield result
+        results.add(mutant.rule, result)
 
 
 def main(arguments: Sequence[str], mutants: Sequence[Mutant]) -> int:
@@ -127,17 +146,20 @@ def main(arguments: Sequence[str], mutants: Sequence[Mutant]) -> int:
     parser.add_argument("--seed", type=int, help="of a random order")
     parser.add_argument("--count", type=int, help="how many are drawn")
     parser.add_argument("--all", action="store_true", help="those that change no token, too")
+    parser.add_argument("--into", default="", metavar="FILE", help="keep outcomes here, and try only what it lacks")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args(arguments)
     wanted = [one for one in mutants if not options.words or any(w in f"{one.file} {one.rule}" for w in options.words)]
     found = drawn(wanted, options.seed, options.count)
     chosen = [one for one in found if options.all or one.rule not in SILENT]
-    results: list[str] = []
+    results = Results(options.into)
+    left = [one for one in chosen if one.rule not in results.of]
     with tempfile.TemporaryDirectory() as folder:
-        for family, _ in Counter(map(family_of, chosen)).most_common():
-            of_family = [one for one in chosen if family_of(one) == family]
-            results += _tried_on(family, of_family, Path(folder), options.jobs)
-    print(summary_of(results, len(found) - len(chosen)))
+        for family, _ in Counter(map(family_of, left)).most_common():
+            of_family = [one for one in left if family_of(one) == family]
+            _try_on(family, of_family, Path(folder), options.jobs, results)
+    outcomes = [results.of[one.rule] for one in chosen if one.rule in results.of]
+    print(summary_of(outcomes, len(found) - len(chosen)))
     return 0
 
 

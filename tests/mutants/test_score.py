@@ -74,3 +74,11 @@ def test_score_counts_hangs_and_stale_mutants_apart() -> None:
     assert score.summary_of(results, 7) == (
         "found by forebay verify: 2 of 4, 1 more by their time; 7 change no token, 1 are stale"
     )
+
+
+def test_score_results_of_a_file_are_kept_between_runs(tmp_path: Path) -> None:
+    path = str(tmp_path / "score.txt")
+    score.Results(path).add("C18 a rule | with a bar", "retracted: different")
+    score.Results(path).add("C19 another one", score.MISSED)
+    assert score.Results(path).of == {"C18 a rule | with a bar": "retracted: different", "C19 another one": "missed"}
+    assert score.Results("").of == {}
