@@ -55,6 +55,11 @@ class RecordBuffer:
         size = os.fstat(fd).st_size
         return cls(mmap.mmap(fd, size)) if size else None
 
+    @property
+    def num_bytes(self) -> int:
+        """The room for records that are overwritten."""
+        return self._capacity
+
     def keep(self, record: bytes) -> None:
         """Write the record that is never overwritten. Raises ValueError if it is longer than `FIRST_BYTES`."""
         if len(record) + _LENGTH.size > FIRST_BYTES:

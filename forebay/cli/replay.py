@@ -14,8 +14,9 @@ from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parser, whole
 from forebay.engine.recorder import file
 from forebay.engine.recorder.file import Recording
-from forebay.engine.recorder.replay import Difference, Outcome, Replay, lines
-from forebay.scheduler.journal import Planned
+from forebay.engine.recorder.mark import NoMark
+from forebay.engine.recorder.replay import Difference, Outcome, Replay, first_mark, lines
+from forebay.scheduler.journal import Marked, Planned
 
 MOST_SLOTS: Final = 1 << 26  # of a pool: a file that names more was altered
 _WIDTH: Final = 48
@@ -37,7 +38,9 @@ def run(words: Sequence[str]) -> int:
     recording = file.read(path)
     print("\n".join(about(path, recording)), file=sys.stderr)
     if recording.header.num_lost_bytes:
-        return _not_repeatable(path, recording, own.step)
+        if own.step is not None or not any(isinstance(record, Marked) for record in recording.records):
+            return _not_repeatable(path, recording, own.step)
+        print(behind_mark(recording), file=sys.stderr)
     outcome, replay = repeat(path, recording, -1 if own.step is None else own.step)
     if own.step is not None and outcome.difference is None:
         if replay.last is None or replay.last.step != own.step:
@@ -55,9 +58,14 @@ def repeat(path: Path, recording: Recording, stop_at: int = -1) -> tuple[Outcome
     if not all(0 <= count <= MOST_SLOTS for count in slots) or config.page_size < 1:
         raise ConfigError(f"{path}: it was altered: its pools have {max(slots)} slots")
     try:
-        replay = Replay(origin=recording.origin, records=recording.records, stop_at=stop_at)
+        replay = Replay(
+            origin=recording.origin,
+            records=recording.records,
+            stop_at=stop_at,
+            begins_at_mark=recording.header.num_lost_bytes > 0,
+        )
         return replay.run(), replay
-    except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, MemoryError) as error:
+    except (NoMark, ArithmeticError, AssertionError, LookupError, TypeError, ValueError, MemoryError) as error:
         raise ConfigError(f"{path}: its records cannot be repeated: {type(error).__name__}: {error!s:.200}") from error
 
 
@@ -71,6 +79,16 @@ def about(path: Path, recording: Recording) -> Iterator[str]:
     yield f"{model}, {memory}, {config.max_running_requests} requests at once"
 
 
+def behind_mark(recording: Recording) -> str:
+    """Return the line about the place where the replay of a recording begins whose older records were overwritten."""
+    number, marked = first_mark(recording.records)
+    lost = human_bytes(recording.header.num_lost_bytes)
+    return (
+        f"{lost} of older records were overwritten: the replay begins behind step {marked.step:,}, record {number:,}, "
+        "when the engine was idle"
+    )
+
+
 def _not_repeatable(path: Path, recording: Recording, step: int | None) -> int:
     lost = human_bytes(recording.header.num_lost_bytes)
     plans = [record for record in recording.records if isinstance(record, Planned)]
@@ -78,8 +96,9 @@ def _not_repeatable(path: Path, recording: Recording, step: int | None) -> int:
     if found is None:
         steps = f"steps {plans[0].step} to {plans[-1].step}" if plans else "no step"
         raise ConfigError(
-            f"{path}: {lost} of older records were overwritten, so that the scheduler cannot be repeated from its "
-            f"start: --step prints the recorded plans ({steps}); a larger --flight-recorder keeps more"
+            f"{path}: {lost} of older records were overwritten, and the engine was never idle for long enough in the "
+            f"rest, so that nothing can be repeated: --step prints the recorded plans ({steps}); a larger "
+            "--flight-recorder keeps more"
         )
     print("\n".join(lines(found)))
     return 0

@@ -362,6 +362,13 @@ class ChecksCleared(Entry, frozen=True, tag="check clear"):
     """The pages that a check of the prefix cache has computed are dropped."""
 
 
+class Marked(Entry, frozen=True, tag="mark"):
+    """The scheduler is at rest behind this step, and has this state; see `engine.recorder.mark`. It is no input."""
+
+    step: int
+    state: bytes
+
+
 class Beyond(Entry, frozen=True, tag="beyond"):
     """From here on something changes the scheduler that no record has."""
 
@@ -393,6 +400,7 @@ Record = (
     | Measured
     | CheckEnded
     | ChecksCleared
+    | Marked
     | Beyond
 )
 Journal = Callable[[Record], None]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import array
 import asyncio
 import os
+import re
 import signal
 import stat
+import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +25,13 @@ from forebay.config.engine_config import RecorderOptions
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.engine.client.recordings import LEAST_BETWEEN_S, MOST_FILES, Recordings
 from forebay.engine.lifecycle.launch import launch
-from forebay.engine.recorder import file
+from forebay.engine.recorder import file, mark
 from forebay.engine.recorder.file import Header, read
 from forebay.engine.recorder.recorder import start
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import Grammar, GrammarKind, SamplingParams
-from forebay.scheduler.journal import Added, Committed, Planning
+from forebay.requests.step_plan import StepResult
+from forebay.scheduler.journal import Added, Committed, Marked, Planning
 from forebay.scheduler.scheduler import Scheduler
 from tests.deadlines import HANGS_S
 from tests.engine.engine_fakes import CONFIG, ScriptedEngine, beat
@@ -157,6 +160,61 @@ def recorded_scheduler() -> tuple[Scheduler, RecordBuffer]:
     assert writer is not None
     start(scheduler, writer)
     return scheduler, reader
+
+
+def run_alone(scheduler: Scheduler, request_id: int, prompt: list[int]) -> None:
+    """Compute a request, and let the idle scheduler be audited."""
+    scheduler.add(
+        Request(request_id, prompt, SamplingParams(max_tokens=3), namespace=CANARY, author=CANARY), request_id
+    )
+    while not scheduler.idle:
+        plan = scheduler.plan(request_id)
+        assert plan is not None
+        tokens = [len(scheduler.requests[request_id].tokens)] * int(plan.sample_mask.sum())
+        scheduler.commit(plan, StepResult(token_ids=tokens), request_id)
+        scheduler.take_updates()
+    scheduler.reclaim_leaks()
+
+
+def test_recordings_ring_that_was_overwritten_is_replayed_from_an_idle_moment(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheduler, buffer = recorded_scheduler()
+    for number in range(1, 160):
+        run_alone(scheduler, number, [*PROMPT, *([number % 7] * (number % 50))])
+    scheduler.expire(1000.0)  # the last plan is appended with it
+    path, content = folder / "one.bin", buffer.content()
+    assert content.num_lost_bytes > 0
+    file.write(path, Header(num_lost_bytes=content.num_lost_bytes), content)
+    assert command.run([str(path)]) == 0
+    said = capsys.readouterr()
+    assert re.search(r"the replay begins behind step [\d,]+, record [\d,]+, when the engine was idle", said.err)
+    (count,) = re.findall(r"([\d,]+) plans are the same", said.out)
+    assert int(count.replace(",", "")) > 100
+    states = [zlib.decompress(record.state) for record in read(path).records if isinstance(record, Marked)]
+    assert len(states) > 1
+    assert not [trace for state in states for trace in (*traces(PROMPT), CANARY.encode()) if trace in state]
+
+
+def test_marks_scheduler_with_a_request_has_no_state() -> None:
+    scheduler = Scheduler(config())
+    marks = mark.Marks(scheduler)
+    assert marks.take()
+    scheduler.add(Request(1, [1, 2, 3], SamplingParams(max_tokens=2)), 0.0)
+    with pytest.raises(mark.NoMark, match="not at rest"):
+        marks.take()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_replay_from_an_altered_mark_gives_one_line_or_a_replay(folder: Path, seed: int) -> None:
+    scheduler, buffer = recorded_scheduler()
+    run_alone(scheduler, 1, PROMPT)
+    state = bytearray(zlib.decompress(mark.Marks(scheduler).take()))
+    state[seed * len(state) // 20] ^= 0x41
+    scheduler.queues.journal(Marked(1, zlib.compress(bytes(state))))
+    path = folder / "one.bin"
+    file.write(path, Header(has_tokens=True, num_lost_bytes=1), buffer.content())
+    assert guarded(lambda: command.run([str(path)])) in (EXIT_OK, EXIT_FAILED, EXIT_REFUSED)
 
 
 def test_recordings_folder_that_cannot_be_written_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ _SIMULATED = "simulation/test_recorded.py::test_replay_recorded_simulation_decid
 _HIDDEN = "simulation/test_recorded.py::test_hidden_records_have_no_token_and_equal_prefixes_stay_equal"
 _FILES = "engine/test_recordings.py"
 _KILLED = f"{_FILES}::test_recordings_engine_killed_under_load_leaves_a_private_file_without_the_prompt"
+_OVERWRITTEN = "test_recordings_ring_that_was_overwritten_is_replayed_from_an_idle_moment"
 
 FLIGHTS = (
     Mutant(
@@ -91,5 +92,26 @@ FLIGHTS = (
         "os.O_EXCL, 0o600)",
         "os.O_EXCL, 0o644)",
         _KILLED,
+    ),
+    Mutant(
+        "C19 a replay from the middle begins with what was cached",
+        "engine/recorder/replay.py",
+        "            mark.put(self.scheduler, marked.state)\n",
+        "            pass\n",
+        f"{_FILES}::{_OVERWRITTEN}",
+    ),
+    Mutant(
+        "C29 the state of an idle engine has no tokens",
+        "engine/recorder/hidden.py",
+        "                return self._marked(record)\n",
+        "                return record\n",
+        f"{_FILES}::{_OVERWRITTEN}",
+    ),
+    Mutant(
+        "C19 a state is that of an engine at rest",
+        "engine/recorder/mark.py",
+        "        if busy or not scheduler.idle:\n",
+        "        if False:\n",
+        "engine/test_recordings.py::test_marks_scheduler_with_a_request_has_no_state",
     ),
 )

@@ -248,8 +248,8 @@ TENANTS = (
     Mutant(
         "C32 a state is charged to the tenant that attached it",
         "memory/kinds/state/cached_states.py",
-        "_Cached(slot, pin.tenant)",
-        "_Cached(slot, node.tenant)",
+        "CachedState(slot, pin.tenant)",
+        "CachedState(slot, node.tenant)",
         f"{_SHARES}state_is_charged_to_the_tenant_that_attached_it",
     ),
     Mutant(

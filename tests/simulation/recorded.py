@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from forebay.engine.recorder.hidden import Hidden
+from forebay.engine.recorder.mark import Marks
 from forebay.engine.recorder.recorder import Recorder, decode_all, origin_of
 from forebay.engine.recorder.replay import Outcome, Replay
 from forebay.scheduler import admission
@@ -36,6 +37,7 @@ class Replayed:
     overlapped: int = 0
     halts: int = 0
     transfers: int = 0
+    marks: int = 0
 
     def __add__(self, other: Self) -> Self:
         return type(self)(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
@@ -54,13 +56,23 @@ class Recording:
         self.share = admission.SHARE_WORTH_WAITING
         self.origin = origin_of(sim.scheduler)
         self.replayed = Replayed(seeds=0)
-        self._drain = sim.drain
-        sim.drain = self.drain
-        sim.scheduler.queues.journal = Recorder(self.append)
+        self._drain, self._arrive = sim.drain, sim.arrive
+        sim.drain, sim.arrive = self.drain, self.arrive
+        self.marks: dict[int, dict[str, Any]] = {}  # by number of the record, what the simulation knows besides
+        sim.scheduler.queues.journal = Recorder(self.append, Marks(sim.scheduler), most_bytes=1 << 20)
 
     def append(self, record: bytes, before: bytes | None = None, /) -> None:
         """Keep a record and the one before it."""
         self.data += [record] if before is None else [before, record]
+
+    def arrive(self) -> None:
+        """Let an idle engine look for leaks before the next request, which marks its state."""
+        preemption, number = self.sim.scheduler.preemption, len(self.data)
+        if self.sim.scheduler.idle:
+            self.sim.scheduler.reclaim_leaks()
+        if len(self.data) > number + 1:
+            self.marks[number] = {"_num_plans": preemption._num_plans, "_due": preemption._due}
+        self._arrive()
 
     def calm(self) -> None:
         """Note that it retracts no more than it must from now on."""
@@ -95,20 +107,30 @@ def recorded_pair(seed: int) -> list[Recording]:
     return halves
 
 
-def replay_of(recording: Recording, records: Sequence[Record]) -> Outcome:
-    """Replay records by a scheduler that retracts as often as that of the simulation."""
+def replay_of(recording: Recording, records: Sequence[Record], mark: int | None = None) -> Outcome:
+    """Replay records by a scheduler that retracts as often as that of the simulation, all of them or those behind the
+    one with number `mark`."""
 
     def make(*parts: Any) -> RetractingScheduler:
         made.append(RetractingScheduler(*parts, every=recording.every, skips=recording.skips))
         return made[-1]
 
     def observe(number: int) -> None:
-        if number >= recording.calm_from:
+        if number + (mark or 0) >= recording.calm_from:
             made[-1].every = 0
 
     made: list[RetractingScheduler] = []
     with simulator.scaled_down(recording.share):
-        return Replay(origin=recording.origin, records=records, make_scheduler=make, observe=observe).run()
+        replay = Replay(
+            origin=recording.origin,
+            records=records[mark:],
+            begins_at_mark=mark is not None,
+            make_scheduler=make,
+            observe=observe,
+        )
+        if mark is not None:
+            vars(made[-1].preemption).update(recording.marks[mark])
+        return replay.run()
 
 
 def replayed(recording: Recording) -> Replayed:
@@ -119,6 +141,9 @@ def replayed(recording: Recording) -> Replayed:
         outcome = replay_of(recording, its)
         require(outcome.difference is None, f"{'hidden' if its is hidden else 'with tokens'}: {outcome}")
         require(not outcome.ended, outcome.ended)
+        for at in {*[*recording.marks][:1], *[*recording.marks][-1:]}:
+            behind = replay_of(recording, its, at)
+            require(behind.difference is None and not behind.ended, f"behind record {at}: {behind}")
     sim = recording.sim
     counters = sim.scheduler.counters
     return Replayed(
@@ -128,6 +153,7 @@ def replayed(recording: Recording) -> Replayed:
         overlapped=outcome.num_plans if sim.config.overlap_depth else 0,
         halts=sum(isinstance(record, Halted) for record in records),
         transfers=sum(isinstance(record, Transferred) for record in records),
+        marks=len(recording.marks),
     )
 
 

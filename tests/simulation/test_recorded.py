@@ -24,9 +24,9 @@ def test_replay_recorded_simulation_decides_the_same_plans(seed: int) -> None:
     assert sum(sim.replayed.plans for sim in recorded(seed)) > 0
 
 
-def test_replay_recorded_simulations_had_retractions_failures_overlap_halts_and_transfers() -> None:
+def test_replay_recorded_simulations_had_retractions_failures_overlap_halts_transfers_and_marks() -> None:
     total = sum((sim.replayed for seed in SHORT for sim in recorded(seed)), Replayed(seeds=0))
-    assert min(total.retractions, total.failures, total.overlapped, total.halts, total.transfers) > 0
+    assert min(total.retractions, total.failures, total.overlapped, total.halts, total.transfers, total.marks) > 0
 
 
 @pytest.mark.slow

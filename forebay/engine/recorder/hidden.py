@@ -15,11 +15,15 @@ from typing import Final, Self
 import numpy as np
 from msgspec.structs import replace
 
+from forebay.engine.recorder import mark
+from forebay.engine.recorder.replay import Replay
+from forebay.memory.radix_node import Node
 from forebay.requests.transfers import Arrived, Closed, Offered, digest_of
 from forebay.scheduler.checked_prefixes import CHECK
 from forebay.scheduler.journal import (
     Added,
     Committed,
+    Marked,
     Origin,
     Planned,
     Record,
@@ -67,7 +71,7 @@ class Hidden:
     """Hides the tokens of one scheduler's records, which it gets in order. `key` is secret."""
 
     def __init__(self, origin: Origin, key: bytes) -> None:
-        self._key = key
+        self._key, self._origin = key, origin
         self._one_token = origin.config.disaggregation.is_prefill
         self._known: dict[int, _Known] = {}
         self._of_row: dict[int, int] = {}
@@ -99,9 +103,36 @@ class Hidden:
                     known.start_over()
             case Transferred():
                 return self._transferred(record)
+            case Marked():
+                return self._marked(record)
             case _:
                 pass
         return record
+
+    def _marked(self, record: Marked) -> Record:
+        """Hide the tokens and names in the prefix trees of an idle scheduler."""
+        scheduler = Replay(origin=self._origin, records=()).scheduler
+        marks = mark.Marks(scheduler)
+        mark.put(scheduler, record.state)
+        for tier in (scheduler.memory.tiers.device, *scheduler.memory.tiers.all):
+            index = tier.cache.index
+            roots, chains = [*index.roots.values()], dict[Node, Chain]()
+            index.roots.clear()
+            for root in roots:
+                weights, _, name = root.namespace.partition("/")
+                root.namespace = f"{weights}/{self._name(name)}"
+                index.roots[root.namespace] = root
+                for node in index.subtree(root):
+                    self._hide_node(node, chains)
+        return replace(record, state=marks.take())
+
+    def _hide_node(self, node: Node, chains: dict[Node, Chain]) -> None:
+        """Hide the tokens of a node whose parent is hidden."""
+        chain = chains[node.parent].copy() if node.parent else Chain(self._key)
+        node.key = _hidden(node.key, chain)
+        node.author, chains[node] = self._name(node.author), chain
+        node.tombstones = {_hidden(first, chain.copy()): why for first, why in node.tombstones.items()}
+        node.children = {_hidden(first, chain.copy()): child for first, child in node.children.items()}
 
     def _prompt(self, tokens: bytes) -> tuple[list[int], Chain]:
         chain = Chain(self._key)
@@ -169,6 +200,10 @@ class Hidden:
             )
             return Transferred.of(replace(event, digest=own), record.now)
         return record
+
+
+def _hidden(tokens: bytes, chain: Chain) -> bytes:
+    return array("i", [chain.next(token) for token in _ints(tokens)]).tobytes()
 
 
 def _ints(tokens: bytes) -> array[int]:

@@ -8,10 +8,12 @@ from typing import Final, Protocol
 import msgspec
 
 from forebay.base.record_buffer import RecordBuffer
+from forebay.engine.recorder.mark import Marks, NoMark
 from forebay.scheduler.decode_role import DecodeRole
-from forebay.scheduler.journal import Again, Beyond, Origin, Planned, Record
+from forebay.scheduler.journal import Again, Beyond, Marked, Origin, Planned, Reclaimed, Record
 from forebay.scheduler.scheduler import Scheduler
 
+MARKS: Final = 4  # in a full buffer, of a scheduler that rests often enough
 WHOLE_EVERY: Final = 256  # steps: what was overwritten before is then not needed to read a plan
 
 
@@ -26,15 +28,22 @@ class Recorder:
     short one.
 
     Inputs are appended before the scheduler acts on them. A plan is only compared with: it is appended together with
-    the next record, so that a decode step appends twice. The last plan of an engine that dies is not recorded."""
+    the next record, so that a decode step appends twice. The last plan of an engine that dies is not recorded.
 
-    def __init__(self, append: Append) -> None:
+    With `marks`, the state of an idle scheduler is appended at its next audit, once `every_bytes` were appended since
+    the last state: a replay can begin there. A state of more than `most_bytes` is left out."""
+
+    def __init__(self, append: Append, marks: Marks | None = None, every_bytes: int = 0, most_bytes: int = 0) -> None:
         self._append, self._encode = append, msgspec.msgpack.Encoder().encode
+        self._marks, self._every_bytes, self._most_bytes = marks, every_bytes, most_bytes
+        self._num_bytes = 0  # since the last mark
         self._last: Planned | None = None
         self._plan: bytes | None = None  # that the next record is appended with
 
     def __call__(self, record: Record) -> None:
         """Append a record, unless it is a plan."""
+        if type(record) is Reclaimed:
+            self._mark()
         before, self._plan = self._plan, None
         if type(record) is Planned:
             if before is not None:
@@ -44,12 +53,24 @@ class Recorder:
             self._plan = self._encode(Again(record.step, record.rest) if is_alike else record)
             return
         data = self._encode(record)
+        self._num_bytes += len(data)
         try:
             self._append(data, before)
         except ValueError:
             if before is not None:
                 self._alone(before)
             self._alone(data)
+
+    def _mark(self) -> None:
+        if self._marks is None or self._num_bytes < self._every_bytes:
+            return
+        try:
+            state = self._marks.take()
+        except NoMark:
+            return
+        self._num_bytes = 0
+        if len(state) <= self._most_bytes:
+            self._alone(self._encode(Marked(self._last.step if self._last else 0, state)))
 
     def _alone(self, data: bytes) -> None:
         try:
@@ -86,7 +107,7 @@ def origin_of(scheduler: Scheduler) -> Origin:
 def start(scheduler: Scheduler, buffer: RecordBuffer) -> None:
     """Record the inputs of a new scheduler into a buffer from now on."""
     buffer.keep(msgspec.msgpack.encode(origin_of(scheduler)))
-    scheduler.queues.journal = Recorder(buffer.append)
+    scheduler.queues.journal = Recorder(buffer.append, Marks(scheduler), *[buffer.num_bytes // MARKS] * 2)
 
 
 def decode_all(data: Sequence[bytes]) -> list[Record]:

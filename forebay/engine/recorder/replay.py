@@ -11,6 +11,7 @@ import numpy as np
 
 from forebay.base.errors import EngineError, ForebayError, InvalidRequest, from_code
 from forebay.config.engine_config import SchedulerConfig
+from forebay.engine.recorder import mark
 from forebay.requests.account import Account
 from forebay.requests.request import Request, RequestFault
 from forebay.requests.step_plan import StepPlan, StepResult
@@ -35,6 +36,7 @@ from forebay.scheduler.journal import (
     Forgotten,
     Halted,
     HaltPlanning,
+    Marked,
     Measured,
     Origin,
     Planned,
@@ -156,19 +158,34 @@ class RecordedGrammars:
         """Free nothing."""
 
 
+def _role(origin: Origin) -> Handoff:
+    """Return the role of the recorded engine, as new."""
+    options = origin.config.disaggregation
+    role: Handoff = Handoff()
+    if options.is_decode:
+        role = DecodeRole(options, origin.instance)
+    elif options.is_prefill:
+        role = PrefillRole(options)
+    role.wakes = origin.wakes
+    return role
+
+
 def _scheduler(config: SchedulerConfig, proposer: Proposer | None, role: Handoff) -> Scheduler:
     return Scheduler(config, proposer, role)
 
 
 @dataclass(kw_only=True)
 class Replay:
-    """One replay. `stop_at` is the step whose plan ends it, -1 for none. `observe` gets the number of each record
-    before it is repeated, `execute` each plan, and `respond` may change each recorded result."""
+    """One replay: of all records, or if `begins_at_mark` of those behind the first state of an idle scheduler.
+
+    `stop_at` is the step whose plan ends it, -1 for none. `observe` gets the number of each record before it is
+    repeated, `execute` each plan, and `respond` may change each recorded result."""
 
     origin: Origin
     records: Sequence[Record]
     make_scheduler: MakeScheduler = _scheduler
     stop_at: int = -1
+    begins_at_mark: bool = False
     observe: Callable[[int], None] = lambda number: None
     execute: Execute = lambda plan: None
     respond: Callable[[StepPlan, StepResult], StepResult] = lambda plan, result: result
@@ -179,21 +196,18 @@ class Replay:
     def __post_init__(self) -> None:
         self._cursor = _Cursor(records=self.records)
         config, origin = self.origin.config, self.origin
-        options = config.disaggregation
-        role: Handoff = Handoff()
-        if options.is_decode:
-            role = DecodeRole(options, origin.instance)
-        elif options.is_prefill:
-            role = PrefillRole(options)
-        role.wakes = origin.wakes
+        role = _role(origin)
         self.scheduler = self.make_scheduler(config, RecordedDrafts(self._cursor) if origin.drafts else None, role)
         self.scheduler.queues.constraints = Constraints(RecordedGrammars(self._cursor))
         self.scheduler.queues.journal = self._decided
         self._halt: Halt | None = None
 
     def run(self) -> Outcome:
-        """Give the scheduler all records. Return what came of it."""
-        if self.origin.state:
+        """Give the scheduler all records. Return what came of it. Raises mark.NoMark if its state does not fit."""
+        if self.begins_at_mark:
+            self._cursor.at, marked = first_mark(self.records)
+            mark.put(self.scheduler, marked.state)
+        elif self.origin.state:
             self.outcome.ended = f"the engine began with {self.origin.state}, which no record has"
             return self.outcome
         while (record := self._cursor.peek()) is not None and not self._is_over:
@@ -212,6 +226,8 @@ class Replay:
         """Repeat one call of the scheduler. Its errors are those of the recorded call."""
         if isinstance(record, _INSIDE):
             self._differ(record if isinstance(record, Planned) else None, None)
+            return
+        if isinstance(record, Marked):
             return
         if isinstance(record, Beyond):
             self.outcome.ended = f"record {self._cursor.at - 1}: {record.what}"
@@ -340,6 +356,14 @@ class Replay:
     def _differ(self, recorded: Planned | None, replayed: Planned | None) -> None:
         if self.outcome.difference is None:
             self.outcome.difference = Difference(number=self._cursor.at - 1, recorded=recorded, replayed=replayed)
+
+
+def first_mark(records: Sequence[Record]) -> tuple[int, Marked]:
+    """Return the first state of an idle scheduler, and the number of the record behind it. Raises NoMark for none."""
+    for number, record in enumerate(records):
+        if isinstance(record, Marked):
+            return number + 1, record
+    raise mark.NoMark("the engine was never at rest")
 
 
 def _stop_at(req: Request, token: int) -> None:

@@ -423,6 +423,7 @@ class CachedPart:
     """The part of a kind that the prefix cache keeps, if that is an object of its own."""
 
     at_ends: ClassVar[bool] = False
+    entries: ClassVar[tuple[type, ...]] = ()  # classes of what it has for a node, if that is an object
     slots: Slots
     tree: Tree  # set by the tree
     shares: Shares  # set by the tree: cached slots by the tenants that are charged for them
@@ -501,6 +502,11 @@ class Kinds:
 
     def _all(self, protocol: type[P]) -> tuple[P, ...]:
         return tuple(part for part in self.parts if isinstance(part, protocol))
+
+    @property
+    def entries(self) -> list[type]:
+        """Return the classes of what kinds have for nodes of the prefix cache."""
+        return [entry for part in self._all(CachedPart) for entry in part.entries]
 
     def num_kept(self, node: Node) -> list[int]:
         """Return for each kind the number of slots that the prefix cache keeps for this node."""

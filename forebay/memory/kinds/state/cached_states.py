@@ -31,7 +31,7 @@ _Rank = OrderedDict[Node, None]
 _Ranks = tuple[_Rank, _Rank, _Rank, _Rank]
 
 
-class _Cached:
+class CachedState:
     """The state after a node's last token. `locks` counts the steps that will copy it."""
 
     __slots__ = ("locks", "rank", "slot", "tenant")
@@ -49,10 +49,11 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
     name: ClassVar[str] = STATE
     missing: ClassVar[MissReason] = MissReason.STATE_MISSING
     at_ends: ClassVar[bool] = True
+    entries: ClassVar[tuple[type, ...]] = (CachedState,)
 
     def __init__(self, pool: MambaPool) -> None:
         self.slots = self.pool = pool
-        self._at: dict[Node, _Cached] = {}
+        self._at: dict[Node, CachedState] = {}
         self._below: dict[Node, int] = {}  # states at or below a node, of those that have any
         self._ranks: defaultdict[str, _Ranks] = defaultdict(
             lambda: (OrderedDict(), OrderedDict(), OrderedDict(), OrderedDict())
@@ -82,7 +83,7 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
             self._touch(node)
             return False
         self.pool.transfer(as_ids([slot]), owner, CACHE)
-        self._at[node] = _Cached(slot, pin.tenant)
+        self._at[node] = CachedState(slot, pin.tenant)
         self.num_cached += 1
         self.shares.add(pin.tenant, 1)
         self._count(node, 1)
