@@ -11,7 +11,7 @@ from forebay.memory.kinds.state.hybrid_rows import MambaPool
 from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_cache import RadixCache
-from forebay.memory.radix_node import OPERATOR, Match, Pin
+from forebay.memory.radix_node import OPERATOR, Match, Node, Pin
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, PAD, Slots
 from tests.kinds_of import CachedAlone
@@ -384,3 +384,52 @@ def test_the_cache_owns_what_it_adopted():
     assert np.count_nonzero(rig.states.pool.owner == CACHE) == 1
     assert np.count_nonzero(rig.windows.slots.owner == CACHE) == 20
     assert np.count_nonzero(rig.kv.owner == CACHE) == 20
+
+
+class Noting:
+    """A watcher that notes the nodes of which something changed, and how often a node was cut, removed or cleared."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.others: list[str] = []
+
+    def changed(self, node: Node) -> None:
+        self.nodes.append(node)
+
+    def split(self, upper: Node, lower: Node) -> None:
+        self.others.append("split")
+
+    def removed(self, node: Node) -> None:
+        self.others.append("removed")
+
+    def cleared(self) -> None:
+        self.others.append("cleared")
+
+    def taken(self) -> list[Node]:
+        nodes, self.nodes = self.nodes, []
+        return nodes
+
+
+def test_watcher_learns_of_a_state_that_a_cached_node_gets_and_loses():
+    rig, watcher = Rig(), Noting()
+    pin = rig.insert(A, 6)
+    rig.cache.watcher = watcher
+    rig.attach(pin)
+    assert watcher.taken() == [pin.node]
+    rig.attach(pin)  # the node has a state already
+    assert watcher.taken() == []
+    rig.states.evict(2)
+    assert pin.node in watcher.taken()
+    assert watcher.others == []
+
+
+def test_watcher_learns_of_windows_that_are_evicted_and_replaced():
+    rig, watcher = Rig(num_slots=0, window=4), Noting()
+    node = rig.insert(A).node
+    rig.cache.watcher = watcher
+    rig.windows.in_tree.evict(3)
+    assert watcher.taken() == [node]
+    rig.insert(A)  # brings the windows back
+    assert watcher.taken() == [node]
+    rig.cache.clear()
+    assert watcher.others == ["cleared"]

@@ -34,4 +34,18 @@ EVENTS = (
         "        parts = enumerate((part for part in tier.parts.values() if not part.at_ends), 1)\n",
         "simulation/test_published.py::test_events_replayed_after_random_traffic_equal_the_trees",
     ),
+    Mutant(
+        "C18 routers learn of a state that a cached prefix gets later",
+        "memory/kinds/state/cached_states.py",
+        "_shadow(node)\n        if self.tree.watcher is not None:\n            self.tree.watcher.changed(node)\n",
+        "_shadow(node)\n",
+        "memory/test_radix_kinds.py::test_watcher_learns_of_a_state_that_a_cached_node_gets_and_loses",
+    ),
+    Mutant(
+        "C34 routers learn of files that a start has found",
+        _EVENTS,
+        "{node: None for node in tier.cache.index.nodes() if node.parent is not None}",
+        "{}",
+        "integration/test_published.py::test_c34_events_after_a_restart_name_the_files_with_the_hashes_of_before",
+    ),
 )
