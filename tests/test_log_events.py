@@ -381,27 +381,6 @@ def test_rows_of_a_file_that_cannot_be_read_are_lost_and_logged(
     made.close()
 
 
-@pytest.mark.parametrize("change", ["none", "mode", "size"])
-def test_secret_of_a_folder_that_is_unusable_is_logged(change: str, log: Log, tmp_path: Path) -> None:
-    folder = tmp_path / "cache"
-    secret = prefix_files.usable_secret(str(folder))
-    assert secret is not None
-    assert len(secret) == prefix_files.SECRET_BYTES
-    if change == "mode":
-        (folder / prefix_files.SECRET).chmod(0o640)
-    if change == "size":
-        (folder / prefix_files.SECRET).write_bytes(b"short")
-    again = prefix_files.usable_secret(str(folder))
-    if change == "none":
-        assert again == secret
-        assert not log.has("prefix_cache_secret_unusable")
-        return
-    assert again is None
-    line = log.line("prefix_cache_secret_unusable")
-    assert line.startswith(f"prefix_cache_secret_unusable path={folder} ")
-    assert line.endswith('effect="its files are not found"')
-
-
 def test_tokens_that_files_have_at_the_start_are_logged(log: Log) -> None:
     asked: list[object] = []
 

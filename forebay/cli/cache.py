@@ -13,7 +13,7 @@ from forebay.base.errors import ConfigError, ModelError
 from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parser
 from forebay.formats import prefix_files
-from forebay.formats.prefix_files import Segment, Unreadable
+from forebay.formats.prefix_files import CutShort, Record, Segment, Unreadable
 
 _TOKEN_BYTES: Final = 4
 
@@ -36,13 +36,16 @@ def run(words: Sequence[str]) -> int:
     return act(folder)
 
 
-def _segments(folder: Path) -> Iterator[tuple[Path, Segment, dict[str, str]]]:
-    """Yield the segments that can be opened; print a line for each of the others."""
+def _segments(folder: Path, unusable: list[Path]) -> Iterator[tuple[Path, Segment, dict[str, str]]]:
+    """Yield the segments that can be opened; print a line for each of the others, and add those to `unusable` that no
+    killed writer explains."""
     for path in prefix_files.paths(folder):
         try:
             segment, identity = prefix_files.open_segment(path)
         except Unreadable as error:
             print(f"{path.name}  unusable: {error}")
+            if not isinstance(error, CutShort):
+                unusable.append(path)
             continue
         try:
             yield path, segment, identity
@@ -52,7 +55,7 @@ def _segments(folder: Path) -> Iterator[tuple[Path, Segment, dict[str, str]]]:
 
 def _list(folder: Path) -> int:
     total = 0
-    for path, segment, identity in _segments(folder):
+    for path, segment, identity in _segments(folder, []):
         records = [record for _, record in segment.records() if not record.drops]
         tokens = sum(len(record.tokens) // _TOKEN_BYTES for record in records)
         of = (
@@ -67,22 +70,32 @@ def _list(folder: Path) -> int:
 
 
 def _verify(folder: Path) -> int:
-    num_rows = num_damaged = 0
-    for path, segment, _ in _segments(folder):
+    unusable, num_rows, num_damaged = list[Path](), 0, 0
+    for path, segment, _ in _segments(folder, unusable):
         end = segment.first
         for begin, record in segment.records():
             end = begin + record.num_bytes
-            data = memoryview(bytearray(record.num_bytes))
-            segment.read(begin, record.num_bytes, data)
-            for kind, number, at, checksum in record.places:
-                num_rows += 1
-                if xxhash.xxh3_64_intdigest(data[at : at + record.kinds[kind].row_bytes]) != checksum:
-                    num_damaged += 1
-                    print(f"{path.name}  row {number} of {kind} at byte {begin + at} is damaged")
-        if end < segment.num_bytes:
-            print(f"{path.name}  {human_bytes(segment.num_bytes - end)} behind the last whole record are not used")
-    print(f"{num_rows} rows, {num_damaged} damaged")
-    return 1 if num_damaged else 0
+            rows, damaged = _rows_of(path, segment, begin, record)
+            num_rows, num_damaged = num_rows + rows, num_damaged + damaged
+        if segment.ended is not None:
+            print(f"{path.name}  {human_bytes(segment.num_bytes - end)} are not used: {segment.ended}")
+            if not isinstance(segment.ended, CutShort):
+                unusable.append(path)
+    print(f"{num_rows} rows, {num_damaged} damaged" + (f"; {len(unusable)} segments damaged" if unusable else ""))
+    return 1 if num_damaged or unusable else 0
+
+
+def _rows_of(path: Path, segment: Segment, begin: int, record: Record) -> tuple[int, int]:
+    """Return the number of rows of a record, and of those that differ from their checksums; print a line for each."""
+    data = memoryview(bytearray(record.num_bytes))
+    segment.read(begin, record.num_bytes, data)
+    num_rows = num_damaged = 0
+    for kind, number, at, checksum in record.places:
+        num_rows += 1
+        if xxhash.xxh3_64_intdigest(data[at : at + record.kinds[kind].row_bytes]) != checksum:
+            num_damaged += 1
+            print(f"{path.name}  row {number} of {kind} at byte {begin + at} is damaged")
+    return num_rows, num_damaged
 
 
 def _rm(folder: Path) -> int:

@@ -44,7 +44,11 @@ Identity = Mapping[str, str]
 
 
 class Unreadable(Exception):
-    """A file of the cache, or a row of it, cannot be used; the message states why."""
+    """A file of the cache, or a part of it, cannot be used; the message states why."""
+
+
+class CutShort(Unreadable):
+    """A file ends inside of a part, as a writer leaves it that is killed."""
 
 
 class Rows(msgspec.Struct, frozen=True, array_like=True):
@@ -102,12 +106,14 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """An open file. Its descriptor stays open, so that rows can be read after the file was removed."""
+    """An open file. Its descriptor stays open, so that rows can be read after the file was removed. `ended` is why
+    `records` ended in front of the end of the file."""
 
     path: Path
     descriptor: int
     num_bytes: int
     first: int = 0  # byte of the first record
+    ended: Unreadable | None = None
 
     def read(self, offset: int, num_bytes: int, into: memoryview) -> None:
         """Read bytes into memory. Raises Unreadable for a file that is shorter, or a disk that fails."""
@@ -123,28 +129,45 @@ class Segment:
 
     def records(self) -> Iterator[tuple[int, Record]]:
         """Yield each whole record, with the place of its rows, up to the first damaged one."""
-        first = self.first
-        while (found := self._record(first)) is not None:
-            begin, record = found
-            yield begin, record
-            first = begin + record.num_bytes
+        self.ended, first = None, self.first
+        try:
+            while first < self.num_bytes:
+                begin, record = self._record(first)
+                yield begin, record
+                first = begin + record.num_bytes
+        except Unreadable as error:
+            self.ended = error
 
-    def _record(self, first: int) -> tuple[int, Record] | None:
-        fixed = os.pread(self.descriptor, _HEADER.size, first)
-        if len(fixed) < _HEADER.size:
-            return None
+    def _record(self, first: int) -> tuple[int, Record]:
+        fixed = _bytes_at(self.descriptor, self.path, _HEADER.size, first)
         magic, header_bytes, row_bytes, checksum = _HEADER.unpack(fixed)
+        damaged = Unreadable(f"the record at byte {first} of {self.path.name} is damaged")
+        if magic != _RECORD or header_bytes > _MAX_HEADER_BYTES:
+            raise damaged
         begin = first + _HEADER.size + header_bytes
-        if magic != _RECORD or header_bytes > _MAX_HEADER_BYTES or begin + row_bytes > self.num_bytes:
-            return None
-        header = os.pread(self.descriptor, header_bytes, first + _HEADER.size)
+        header = _bytes_at(self.descriptor, self.path, header_bytes, first + _HEADER.size)
         if xxhash.xxh3_64_intdigest(header) != checksum:
-            return None
+            raise damaged
         try:
             record = msgspec.msgpack.decode(header, type=Record)
-        except msgspec.MsgspecError:
-            return None
-        return (begin, record) if record.num_bytes == row_bytes else None
+        except msgspec.MsgspecError as error:
+            raise damaged from error
+        if record.num_bytes != row_bytes:
+            raise damaged
+        if begin + row_bytes > self.num_bytes:
+            raise CutShort(f"{self.path.name} ends inside of the record at byte {first}")
+        return begin, record
+
+
+def _bytes_at(descriptor: int, path: Path, num_bytes: int, offset: int) -> bytes:
+    """Return bytes of a file. Raises Unreadable for a disk that fails, and CutShort."""
+    try:
+        found = os.pread(descriptor, num_bytes, offset)
+    except OSError as error:
+        raise Unreadable(f"{path.name} cannot be read ({error.strerror})") from error
+    if len(found) < num_bytes:
+        raise CutShort(f"{path.name} ends inside of what begins at byte {offset}")
+    return found
 
 
 def paths(folder: Path) -> list[Path]:
@@ -154,31 +177,35 @@ def paths(folder: Path) -> list[Path]:
 
 def open_segment(path: Path) -> tuple[Segment, dict[str, str]]:
     """Open a segment, and return its identity beside it. Raises Unreadable for a file that is damaged, or
-    that another user could have written."""
+    that another user could have written, and CutShort."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise Unreadable(f"{path.name} cannot be opened ({error.strerror})") from error
     try:
         status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise Unreadable(f"{path.name} is no file")
         if not has_trusted_writers(status, path.parent.stat()):
             mode = stat.S_IMODE(status.st_mode)
             raise Unreadable(f"user {status.st_uid} owns {path.name} with mode {mode:o}: another could write it")
-        identity, first = _identity(descriptor, path, status.st_size)
+        identity, first = _identity(descriptor, path)
     except BaseException:
         os.close(descriptor)
         raise
     return Segment(path, descriptor, status.st_size, first), identity
 
 
-def _identity(descriptor: int, path: Path, size: int) -> tuple[dict[str, str], int]:
-    fixed = os.pread(descriptor, _FIXED.size, 0)
-    if len(fixed) < _FIXED.size or not fixed.startswith(_MAGIC):
+def _identity(descriptor: int, path: Path) -> tuple[dict[str, str], int]:
+    magic, length, checksum = _FIXED.unpack(_bytes_at(descriptor, path, _FIXED.size, 0))
+    if magic != _MAGIC:
         raise Unreadable(f"{path.name} does not begin as a segment of this version")
-    _, length, checksum = _FIXED.unpack(fixed)
-    text = os.pread(descriptor, min(length, size), _FIXED.size)
+    damaged = Unreadable(f"the identity of {path.name} is damaged: its checksum differs")
+    if length > _MAX_HEADER_BYTES:
+        raise damaged
+    text = _bytes_at(descriptor, path, length, _FIXED.size)
     if xxhash.xxh3_64_intdigest(text) != checksum:
-        raise Unreadable(f"the identity of {path.name} is damaged: its checksum differs")
+        raise damaged
     return msgspec.msgpack.decode(text, type=dict[str, str]), _FIXED.size + length
 
 
@@ -270,6 +297,8 @@ def folder_secret(folder: Path) -> bytes:
     prepare(folder)
     path = folder / SECRET
     if not os.path.lexists(path):
+        if paths(folder):
+            log.warning(event("prefix_cache_secret_missing", path=path, effect="files of keys and users are not found"))
         _make_secret(path)
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
@@ -296,13 +325,13 @@ def _make_secret(path: Path) -> None:
 
 
 def usable_secret(folder: str) -> bytes | None:
-    """Return the secret of a folder, "" for no folder; None, after a line in the log, if there is none to use."""
+    """Return the secret of a folder; None for no folder, and if there is none to use: then the engine logs why, and
+    uses no files."""
     if not folder:
         return None
     try:
         return folder_secret(Path(folder))
-    except (ConfigError, OSError) as error:
-        log.error(event("prefix_cache_secret_unusable", path=folder, reason=error, effect="its files are not found"))
+    except (ConfigError, OSError):
         return None
 
 

@@ -238,7 +238,7 @@ class StepResult:
     position of its chunk: entry j is about token j + 1 of the chunk, and the last one about the token after the chunk.
     That is None if the chunk ends the prompt, since the next token is sampled. `vectors` has by index those of pooled
     extends that end their prompt, as `Update.vector`. `counts` are the totals that kinds of cache count on the device,
-    by kind. `lost` are the numbers of fetches that failed: their slots on the device hold anything. `replayed`: whether
+    by kind. `lost` are the numbers of copies of tiers that failed: their targets hold anything. `replayed`: whether
     it is a step of decodes that ran from a captured graph.
     """
 

@@ -48,6 +48,7 @@ OF_SCHEDULER: Final = (*OF_REQUESTS, *OF_FAILURES)
 
 OF_TIERS: Final = (
     Counter("tier_stored_tokens", "Tokens that the prefix cache copied to its tiers behind the device"),
+    Counter("tier_lost_stores", "Copies to there that failed: too much was still to be written"),
     Counter("tier_loaded_tokens", "Tokens that were copied back from there"),
     Counter("tier_lost_loads", "Copies from there that failed"),
     Counter("tier_prefixes_given_up", "Kept prefixes that lost their retention there before its time, to make room"),

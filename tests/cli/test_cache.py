@@ -40,7 +40,23 @@ def test_cache_verify_finds_a_damaged_row_and_a_tail(folder: Path, capsys: pytes
     told = capsys.readouterr().out
     assert "2 rows, 0 damaged" in told
     assert "row 1 of kv" in told
-    assert "4 B behind the last whole record" in told
+    assert "4 B are not used" in told
+
+
+@pytest.mark.parametrize(("part", "status"), [("magic", 1), ("identity", 1), ("header", 1), ("cut", 0), ("begun", 0)])
+def test_cache_verify_fails_for_damage_and_not_for_what_a_killed_writer_leaves(
+    folder: Path, capsys: pytest.CaptureFixture[str], part: str, status: int
+) -> None:
+    (path,) = prefix_files.paths(folder)
+    segment, _ = prefix_files.open_segment(path)
+    prefix_files.os.close(segment.descriptor)
+    places = {"magic": 0, "identity": segment.first - 1, "header": segment.first + 30}
+    data = bytearray(path.read_bytes())
+    if part in places:
+        data[places[part]] ^= 1
+    path.write_bytes(data[: {"cut": len(data) - 1, "begun": 9}.get(part)])
+    assert run(["verify", str(folder)]) == status
+    assert path.name in capsys.readouterr().out
 
 
 def test_cache_rm_removes_segments_unless_a_server_writes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

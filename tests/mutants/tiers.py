@@ -48,6 +48,20 @@ TIERS = (
         "integration/test_prefix_files.py::test_c30_flipped_byte_of_a_row_is_found_and_computed_again[middle]",
     ),
     Mutant(
+        "C8 C30 a copy to a tier that failed is not found there",
+        _TIERS,
+        "            if store is not None and copy.number in lost:\n",
+        "            if store is not None and copy.number in ():\n",
+        "scheduler/test_tiers.py::test_tiers_store_that_fails_is_not_found_and_is_made_by_the_next_request",
+    ),
+    Mutant(
+        "C29 files are used only with a secret that is this user's alone",
+        "runtime/host/disk_store.py",
+        "            prefix_files.folder_secret(self._folder)\n",
+        "            prefix_files.prepare(self._folder)\n",
+        "runtime/test_disk_store.py::test_c29_disk_store_with_a_secret_that_others_can_read_is_off_with_one_line",
+    ),
+    Mutant(
         "C30 a checksum is compared with each row of host memory",
         "runtime/host/tier_stores.py",
         "        if differ.any():\n",
@@ -149,8 +163,8 @@ TIERS = (
     Mutant(
         "C30 what follows the last whole record is not read",
         "formats/prefix_files.py",
-        " or begin + row_bytes > self.num_bytes:",
-        ":",
+        "        if begin + row_bytes > self.num_bytes:\n",
+        "        if begin > self.num_bytes:\n",
         "formats/test_prefix_files.py::test_writer_killed_at_every_write_leaves_all_whole_records[half]",
     ),
     Mutant(
@@ -282,8 +296,8 @@ TIERS = (
     Mutant(
         "C8 the slots of a store are free again if no step made it",
         _TIERS,
-        "            store.tier.give_back(store.span)\n",
-        "            pass\n",
+        "        for store in self._stores.values():\n            store.tier.give_back(store.span)\n",
+        "",
         _SEEDS,
     ),
     Mutant(

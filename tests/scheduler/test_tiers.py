@@ -101,6 +101,23 @@ def test_tiers_load_is_cut_into_slices_that_count_as_prompt_tokens():
     assert last.num_tokens == 2, "the last slice leaves two tokens of the step"
 
 
+def test_tiers_store_that_fails_is_not_found_and_is_made_by_the_next_request():
+    rig = tiered(tiers=("disk",))
+    rig.add(PROMPT, max_new=1)
+    rig.step()
+    plan = rig.launch()
+    assert plan is not None
+    (copy,) = plan.host.stores
+    rig.commit(lost=(copy.number,))
+    (tier,) = rig.scheduler.memory.tiers.all
+    assert (tier.cache.num_pages, tier.kv.num_free) == (0, tier.kv.capacity)
+    rig.run()
+    rig.add(PROMPT, max_new=1)
+    rig.run()
+    counters = rig.scheduler.state(0.0).counters
+    assert (counters["tier_lost_stores"], counters["tier_stored_tokens"], tier.cache.num_pages) == (1, 32, 8)
+
+
 def test_tiers_load_that_fails_is_not_tried_again():
     rig = tiered(tiers=("host", "disk"))
     evicted(rig)

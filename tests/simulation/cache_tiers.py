@@ -44,7 +44,7 @@ class TierWords:
 
 
 class TierMemory:
-    """All tiers of one engine. A fetch is lost if `loses` returns True."""
+    """All tiers of one engine. A copy is lost if `loses` returns True."""
 
     def __init__(self, runner: HashRunner, config: SchedulerConfig) -> None:
         self.tiers = {name: TierWords(num_slots, config.page_size) for name, num_slots in config.tiers.items()}
@@ -52,11 +52,15 @@ class TierMemory:
         self.loses: Callable[[], bool] = lambda: False
         self.num_fetched = self.num_lost = 0
 
-    def store(self, plan: StepPlan) -> None:
-        """Copy to the tiers, before anything else is written."""
+    def store(self, plan: StepPlan) -> tuple[int, ...]:
+        """Copy to the tiers, before anything else is written, but for what is lost."""
+        lost = tuple(copy.number for copy in plan.host.stores if self.loses())
         windows, states = self._windows, self._states
         for copy in plan.host.stores:
             here, there, words = copy.slots, copy.there, self.tiers[copy.tier]
+            if copy.number in lost:
+                self._spoil_tier(copy)
+                continue
             check_ids(self._runner.pools.kv, "stored pages", here["kv"])
             words.kv[there["kv"]] = self._runner.pages.by_slot[here["kv"]]
             if windows:
@@ -64,6 +68,7 @@ class TierMemory:
             if states:
                 words.states[there["state"]] = states.states[here["state"]]
                 words.lens[there["state"]] = states.lens[here["state"]]
+        return lost
 
     def fetch(self, plan: StepPlan) -> tuple[int, ...]:
         """Copy from the tiers, but for what is lost."""
@@ -87,12 +92,15 @@ class TierMemory:
     def spoil(self, plan: StepPlan) -> None:
         """A step fails: what it was to copy, here or there, may hold anything."""
         for copy in plan.host.stores:
-            words = self.tiers[copy.tier]
-            words.kv[copy.there["kv"]] = POISON
-            words.windows[copy.there.get("window", [])] = POISON
-            words.states[copy.there.get("state", [])] = POISON
+            self._spoil_tier(copy)
         for copy in plan.host.fetches:
             self._spoil_device(copy)
+
+    def _spoil_tier(self, copy: TierCopy) -> None:
+        words = self.tiers[copy.tier]
+        words.kv[copy.there["kv"]] = POISON
+        words.windows[copy.there.get("window", [])] = POISON
+        words.states[copy.there.get("state", [])] = POISON
 
     def _spoil_device(self, copy: TierCopy) -> None:
         self._runner.pages.by_slot[copy.slots["kv"]] = POISON

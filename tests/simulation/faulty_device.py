@@ -52,9 +52,9 @@ class CopyStep:
         ]
         runner.forget_pictures(self.plan)
         runner.host.save(self.plan, lens, runner.broken)
-        runner.cache_tiers.store(self.plan)
+        lost = runner.cache_tiers.store(self.plan)
         runner.host.drop(self.plan)
-        return runner.cache_tiers.fetch(self.plan)
+        return lost + runner.cache_tiers.fetch(self.plan)
 
     def result(self, *, fails: bool = False, poisoned: object = None) -> StepResult:
         if fails:

@@ -263,12 +263,12 @@ class HashRunner:
         if fails:
             self._fail(step)
         self.host.save(plan, saved_lens, self.broken)
-        self.cache_tiers.store(plan)
+        lost = self.cache_tiers.store(plan)
         self.host.drop(plan)
         if self.states:
             self.states.begin(plan)
         self.host.load(plan, self.row_of)
-        lost = self.cache_tiers.fetch(plan)
+        lost += self.cache_tiers.fetch(plan)
         return replace(self._forward(step, poisoned), lost=lost)
 
     def _settle(self, plan: StepPlan) -> None:

@@ -28,7 +28,7 @@ from forebay.pools.mover import Mover, Rows, checksums
 from forebay.requests.step_plan import TierCopy
 from forebay.runtime.host.tier_stores import LostRows
 
-_MOST_QUEUED_BYTES: Final = 1 << 30  # of rows that are not written yet; what comes on top is not stored
+_MOST_QUEUED_BYTES: Final = 1 << 30  # of rows that are not written yet; a copy on top of it fails
 _READ_AT_ONCE: Final = 8 << 20  # bytes
 _SUM_BYTES: Final = 16  # of a record's header for each row, at most
 _NO_COPY: Final = -1  # number of what is written without being a copy
@@ -87,7 +87,7 @@ class DiskStore:
 
     def _locked(self) -> int | None:
         try:
-            prefix_files.prepare(self._folder)
+            prefix_files.folder_secret(self._folder)
             descriptor = prefix_files.lock(self._folder)
         except (ConfigError, OSError) as error:
             self._fail("prefix_cache_unusable", str(error))
@@ -111,19 +111,24 @@ class DiskStore:
     def records(self) -> Iterator[tuple[Record, Callable[[Mapping[str, Ids]], None]]]:
         """Yield the records of all segments that this engine can use, the oldest first. Each comes with the function to
         call with the slots that its rows get."""
+        ignored = dict[str, list[Path]]()  # by reason
         for path in prefix_files.paths(self._folder) if self._lock is not None or not self.failure else ():
             try:
                 segment, identity = prefix_files.open_segment(path)
             except Unreadable as error:
-                log.warning(event("prefix_segment_ignored", path=path, reason=str(error)))
+                ignored.setdefault(str(error), []).append(path)
                 continue
             self._segments.append(segment)
             if differs := prefix_files.difference(identity, self._identity):
-                log.warning(event("prefix_segment_ignored", path=path, reason=differs))
+                ignored.setdefault(differs, []).append(path)
                 continue
             for begin, record in segment.records():
                 if all(rows.row_bytes == self._mover.row_bytes.get(kind) for kind, rows in record.kinds.items()):
                     yield record, self._placer(segment, begin, record)
+            if segment.ended is not None:
+                log.warning(event("prefix_segment_cut", path=path, reason=str(segment.ended)))
+        for reason, which in ignored.items():
+            log.warning(event("prefix_segment_ignored", path=which[0], segments=len(which), reason=reason))
 
     def _placer(self, segment: Segment, begin: int, record: Record) -> Callable[[Mapping[str, Ids]], None]:
         def place(slots: Mapping[str, Ids]) -> None:
@@ -142,12 +147,15 @@ class DiskStore:
     # -- storing ------------------------------------------------------------------------------------------------------
 
     def store(self, copy: TierCopy, rows: Rows) -> None:
-        """Queue rows for the writing thread. They are dropped if too many are queued, or if this process only reads."""
+        """Queue rows for the writing thread. Raises LostRows if too many are queued, or if this process only reads."""
+        queued = _Queued(copy, rows, self._mover.copied())
         with self._changed:
             for slot in _slots(copy):
                 self._latest[slot] = copy.number
                 self._places.pop(slot, None)
-        self._put(_Queued(copy, rows, self._mover.copied()))
+            if not self.writes or self._queued_bytes + queued.num_bytes > _MOST_QUEUED_BYTES:
+                raise LostRows(f"{self._queued_bytes} bytes are to be written before")
+        self._put(queued)
 
     def forget(self, prefix: Prefix, first: int) -> None:
         """Write a record that drops the last page of a prefix, number `first`, and all behind it from those before."""
@@ -156,7 +164,7 @@ class DiskStore:
 
     def _put(self, queued: _Queued) -> None:
         with self._changed:
-            if not self.writes or self._queued_bytes + queued.num_bytes > _MOST_QUEUED_BYTES:
+            if not self.writes:
                 return
             if self._may_remove(queued.num_bytes):
                 queued = queued._replace(retained=self.retained())

@@ -28,7 +28,8 @@ class TierStore(Protocol):
     """The rows of one tier by kind of cache and slot."""
 
     def store(self, copy: TierCopy, rows: Rows) -> None:
-        """Keep rows in the slots `copy.there`. `rows` belong to the store from then on."""
+        """Keep rows in the slots `copy.there`. `rows` belong to the store from then on. Raises LostRows, and keeps
+        none of them."""
 
     def fetch(self, copy: TierCopy) -> Rows:
         """Return the rows of the slots `copy.there`. Raises LostRows."""
@@ -95,15 +96,18 @@ class HostStore:
 
 
 class TierStores:
-    """The stores of all tiers by name. `lost` are the numbers of the fetches that failed, until `take_lost`."""
+    """The stores of all tiers by name. `lost` are the numbers of the copies that failed, until `take_lost`."""
 
     def __init__(self, mover: Mover, stores: Mapping[str, TierStore]) -> None:
         self._mover, self._stores = mover, stores
         self._lost: list[int] = []
 
     def store(self, copy: TierCopy, places: Places) -> None:
-        """Copy slots of the device to a tier."""
-        self._stores[copy.tier].store(copy, self._mover.read(places))
+        """Copy slots of the device to a tier, or note that they are lost."""
+        try:
+            self._stores[copy.tier].store(copy, self._mover.read(places))
+        except LostRows:
+            self._lost.append(copy.number)
 
     def fetch(self, copy: TierCopy, places: Places) -> None:
         """Copy rows of a tier to the device, or note that they are lost."""
@@ -115,7 +119,7 @@ class TierStores:
         self._mover.write(rows, places)
 
     def take_lost(self) -> tuple[int, ...]:
-        """Return the numbers of the fetches that failed since the last call."""
+        """Return the numbers of the copies that failed since the last call."""
         lost, self._lost = tuple(self._lost), []
         return lost
 

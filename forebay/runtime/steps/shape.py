@@ -37,7 +37,7 @@ class Step(NamedTuple):
     sampling: Sampling
     masked: Masked | None
     scored: list[PromptChunk]
-    lost: tuple[int, ...] = ()  # fetches from tiers that failed
+    lost: tuple[int, ...] = ()  # copies of tiers that failed
 
 
 class Computed(NamedTuple):

@@ -73,7 +73,7 @@ class EngineMemory:
 
         `ends` are the lengths up to which it computed prompts. `num_new` ends with the number of new tokens of each
         decode; without it, each decode has one. `totals` are what kinds of cache counted on the device, by kind, and
-        `lost` the numbers of fetches from other tiers that failed."""
+        `lost` the numbers of copies of other tiers that failed."""
         pools, num = self.pools, plan.num_extends
         decodes = plan.rows[num:]
         if num:

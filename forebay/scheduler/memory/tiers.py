@@ -215,10 +215,13 @@ class Tiers:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def committed(self, plan: StepPlan, lost: Sequence[int]) -> None:
-        """Record that a step has completed its copies, but for the fetches whose numbers are in `lost`."""
+        """Record that a step has completed its copies, but for those whose numbers are in `lost`."""
         for copy in plan.host.stores:
             store = self._stores.pop(copy.number, None)
-            if store is not None and store.tier.attach(store.span, f"{store.tier.name}_store"):
+            if store is not None and copy.number in lost:
+                store.tier.give_back(store.span)
+                self.counters["tier_lost_stores"] += 1
+            elif store is not None and store.tier.attach(store.span, f"{store.tier.name}_store"):
                 self.counters["tier_stored_tokens"] += len(store.span.pages) * self._config.page_size
             if store is not None:
                 self.retention.stored(store)
