@@ -62,6 +62,13 @@ TIERS = (
         "runtime/test_disk_store.py::test_c29_disk_store_with_a_secret_that_others_can_read_is_off_with_one_line",
     ),
     Mutant(
+        "C27 the oldest segment is removed if too many are open",
+        "runtime/host/disk_store.py",
+        " and len(self._segments) <= self._most_segments:\n",
+        ":\n",
+        "runtime/test_disk_store.py::test_disk_store_opens_no_more_segments_than_half_of_the_files_allowed",
+    ),
+    Mutant(
         "C30 a checksum is compared with each row of host memory",
         "runtime/host/tier_stores.py",
         "        if differ.any():\n",

@@ -154,6 +154,27 @@ def test_disk_store_segment_that_is_damaged_is_named_in_one_line_and_the_others_
     assert path.name in line
 
 
+def test_disk_store_opens_no_more_segments_than_half_of_the_files_allowed(
+    store: DiskStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, 1)
+    store.close()
+    (path,) = prefix_files.paths(tmp_path)
+    for number in range(2, 6):
+        (tmp_path / f"00000{number}.prefixes").write_bytes(path.read_bytes())
+    limits: list[tuple[int, int]] = [(4, 6)]
+    monkeypatch.setattr(disk_store.resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(disk_store.resource, "setrlimit", lambda _, limit: limits.append(limit))
+    second = DiskStore(store._mover, tmp_path, {"weights": "a"}, limit_bytes=1 << 20)
+    assert limits[-1] == (6, 6)
+    assert len([*second.records()]) == 3
+    assert 'segments=2 reason="6 open files are allowed (ulimit -Hn)"' in caplog.text
+    put(second, 1)
+    second.flush()
+    assert [path.stem[-1] for path in prefix_files.paths(tmp_path)] == ["1", "2", "4", "5", "6"], "3 was the oldest"
+    second.close()
+
+
 def test_disk_store_of_a_folder_that_another_one_writes_saves_nothing_and_says_so(
     store: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

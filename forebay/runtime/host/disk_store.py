@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from forebay.runtime.host.tier_stores import LostRows
 _MOST_QUEUED_BYTES: Final = 1 << 30  # of rows that are not written yet; a copy on top of it fails
 _READ_AT_ONCE: Final = 8 << 20  # bytes
 _SUM_BYTES: Final = 16  # of a record's header for each row, at most
+_MOST_FILES: Final = 1 << 16  # open ones that this process asks for
 _NO_COPY: Final = -1  # number of what is written without being a copy
 
 log = get_logger("engine")
@@ -65,8 +67,8 @@ class DiskStore:
     """Rows by kind of cache and slot, in the segments of a folder.
 
     If another process writes the folder, or writing has failed, this store only reads. The oldest segments are removed
-    if all have more than `limit_bytes`; their rows are lost, but for those of slots that `retained` returns, which are
-    written again.
+    if all have more than `limit_bytes`, or if half of the files that this process may open are segments. Their rows are
+    lost, but for those of slots that `retained` returns, which are written again.
     """
 
     def __init__(self, mover: Mover, folder: Path, identity: Identity, *, limit_bytes: int) -> None:
@@ -74,6 +76,7 @@ class DiskStore:
         self._places: dict[Slot, _Place] = {}
         self._latest: dict[Slot, int] = {}  # number of the copy that a slot had last
         self._segments: list[Segment] = []
+        self._most_segments = _raise_file_limit() // 2
         self._queue: deque[_Queued] = deque()
         self._queued_bytes = 0
         self._changed = threading.Condition()
@@ -111,8 +114,10 @@ class DiskStore:
     def records(self) -> Iterator[tuple[Record, Callable[[Mapping[str, Ids]], None]]]:
         """Yield the records of all segments that this engine can use, the oldest first. Each comes with the function to
         call with the slots that its rows get."""
-        ignored = dict[str, list[Path]]()  # by reason
-        for path in prefix_files.paths(self._folder) if self._lock is not None or not self.failure else ():
+        paths = prefix_files.paths(self._folder) if self._lock is not None or not self.failure else []
+        too_many = f"{2 * self._most_segments} open files are allowed (ulimit -Hn)"
+        ignored = {too_many: paths[: -self._most_segments]}  # by reason
+        for path in paths[-self._most_segments :]:
             try:
                 segment, identity = prefix_files.open_segment(path)
             except Unreadable as error:
@@ -128,7 +133,8 @@ class DiskStore:
             if segment.ended is not None:
                 log.warning(event("prefix_segment_cut", path=path, reason=str(segment.ended)))
         for reason, which in ignored.items():
-            log.warning(event("prefix_segment_ignored", path=which[0], segments=len(which), reason=reason))
+            if which:
+                log.warning(event("prefix_segment_ignored", path=which[0], segments=len(which), reason=reason))
 
     def _placer(self, segment: Segment, begin: int, record: Record) -> Callable[[Mapping[str, Ids]], None]:
         def place(slots: Mapping[str, Ids]) -> None:
@@ -176,7 +182,8 @@ class DiskStore:
         """Return whether a segment may have to be removed when `num_bytes` more are written."""
         writes = self._writer.segment if self._writer is not None else None
         begins = writes is None or writes.num_bytes + self._queued_bytes >= prefix_files.SEGMENT_BYTES
-        return begins and self._num_bytes + self._queued_bytes + num_bytes > self._limit_bytes
+        is_full = self._num_bytes + self._queued_bytes + num_bytes > self._limit_bytes
+        return begins and (is_full or len(self._segments) >= self._most_segments)
 
     @property
     def _num_bytes(self) -> int:
@@ -237,7 +244,7 @@ class DiskStore:
     def _make_room(self, retained: Collection[Slot]) -> None:
         """Remove the oldest segments, each once what is retained of it has been written again."""
         for gone in self._segments[:-1]:
-            if self._num_bytes <= self._limit_bytes:
+            if self._num_bytes <= self._limit_bytes and len(self._segments) <= self._most_segments:
                 return
             if retained:
                 self._write_again(gone, retained)
@@ -341,6 +348,15 @@ class DiskStore:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _raise_file_limit() -> int:
+    """Raise the number of files that this process may open, each segment being one; return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most
 
 
 def _head(record: Record, stop: int) -> Record:
