@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import promql_parser
+import pytest
 import yaml
 
 from forebay.cli.arguments import Parser
@@ -132,9 +134,13 @@ def alerts() -> list[dict[str, Any]]:
     return found
 
 
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((DEPLOY / "grafana.json").read_text())["panels"]
+    return found
+
+
 def queries() -> list[str]:
-    dashboard = json.loads((DEPLOY / "grafana.json").read_text())
-    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked = [target["expr"] for panel in panels() if panel["type"] != "row" for target in panel["targets"]]
     page = (ROOT / "docs/guide/deploying.md").read_text()
     alarms = re.findall(r"^\| `(.*forebay.*)` \|", page, re.MULTILINE)
     assert len(alarms) == 4
@@ -156,6 +162,36 @@ def test_alarms_have_names_of_their_own_and_those_of_the_guide_are_there() -> No
     texts = [alert["expr"] for alert in alerts()]
     page = (ROOT / "docs/guide/deploying.md").read_text()
     assert all(alarm in texts for alarm in re.findall(r"^\| `(.*forebay.*)` \|", page, re.MULTILINE))
+
+
+def test_rules_of_alarms_fire_as_promtool_sees_them() -> None:
+    """`tests/docs/alerts.yaml` has series and the alarms that they must cause."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("Prometheus is not installed: the queries are parsed above")
+    subprocess.run([promtool, "check", "rules", DEPLOY / "alerts.yaml"], check=True)
+    subprocess.run([promtool, "test", "rules", Path(__file__).parent / "alerts.yaml"], check=True)
+
+
+def test_cases_of_promtool_cover_every_alarm() -> None:
+    cases = yaml.safe_load((Path(__file__).parent / "alerts.yaml").read_text())
+    assert cases["rule_files"] == ["../../deploy/alerts.yaml"]
+    fired = {each["alertname"] for each in cases["tests"][0]["alert_rule_test"] if each["exp_alerts"]}
+    assert fired == {alert["alert"] for alert in alerts()}
+
+
+def test_dashboard_panels_do_not_overlap_and_rows_have_their_panels() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in panels():
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    rows = [panel["title"] for panel in panels() if panel["type"] == "row"]
+    assert rows == ["Router and roles", "Hybrids"]
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+    latencies = [target for panel in panels()[:3] for target in panel["targets"]]
+    assert all(target["exemplar"] for target in latencies)
 
 
 def test_kuberay_manifest_names_what_it_has_and_sets_what_the_guide_says() -> None:

@@ -45,6 +45,16 @@ QUERIES = {
         'sum(rate(sglang:inter_token_latency_seconds_bucket{model_name=~"$model_name"}[5m])) by (le)',
     ),
 }
+# What a Kubernetes gateway reads: the metrics of proposal 003 of the Gateway API inference extension, "Model Server
+# Protocol", by the columns of these two engines. A label is named behind its metric.
+PROTOCOL = """
+| TotalQueuedRequests  | Gauge   | vllm:num_requests_waiting              | sglang:num_queue_reqs   |
+| TotalRunningRequests | Gauge   | vllm:num_requests_running              | sglang:num_running_reqs |
+| KVCacheUtilization   | Gauge   | vllm:kv_cache_usage_perc               | sglang:token_usage      |
+| BlockSize            | Labeled | vllm:cache_config_info block_size      |                         |
+| NumGPUBlocks         | Labeled | vllm:cache_config_info num_gpu_blocks  |                         |
+"""
+ADAPTERS = "vllm:lora_requests_info", {"max_lora", "running_lora_adapters", "waiting_lora_adapters"}
 SERIES = re.compile(r"([a-z]+:[a-z0-9_]+)\{([^}]*)\}")
 
 
@@ -69,6 +79,28 @@ def test_dashboards_find_what_they_query(launch, engine: str) -> None:
             assert found[name]["model_name"] == "tiny"
     assert values[f"{engine}:generation_tokens_total"] == values["forebay:generation_tokens_total"] == 3
     assert values.get("vllm:num_preemptions_total", 2) == 2
+
+
+@pytest.mark.parametrize("engine", QUERIES)
+def test_gateway_finds_the_metrics_of_its_protocol(launch, engine: str) -> None:
+    server = launch(metrics_compat=engine)
+    with server.client() as http:
+        text = http.get("/metrics").text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PROTOCOL.strip().splitlines()]
+    assert len(rows) == 5
+    for _, kind, *columns in rows:
+        for metric, label in (cell.split(" ") if " " in cell else (cell, "") for cell in columns if engine in cell):
+            family = families[metric]
+            (sample,) = family.samples
+            assert family.type == "gauge"
+            assert (kind == "Labeled") == bool(label)
+            assert int(sample.labels[label]) > 0 if label else sample.value >= 0
+    name, labels = ADAPTERS
+    if engine == "vllm":
+        assert labels <= families[name].samples[0].labels.keys()
+    (own,) = families["forebay:cache_config_info"].samples
+    assert own.labels.keys() >= {"block_size", "num_gpu_blocks"}
 
 
 def test_nothing_is_told_twice_unasked(shared) -> None:

@@ -68,6 +68,12 @@ def test_answered_request_is_one_tree_below_its_caller(launch: Launch, collector
     assert root.attributes["gen_ai.usage.output_tokens"] == 3
     assert root.attributes["gen_ai.response.finish_reasons"] == ["length"]
     assert root.attributes["forebay.cache.miss_reason"]
+    assert root.attributes.keys() >= {
+        *(f"gen_ai.latency.{name}" for name in ("time_to_first_token", "time_in_queue", "e2e")),
+        *(f"forebay.{name}" for name in ("retractions", "recomputed_tokens", "server", "weight_version")),
+        "gen_ai.usage.input_tokens",
+        "gen_ai.usage.cache_read.input_tokens",
+    }
     assert 0 < root.attributes["gen_ai.latency.time_to_first_token"] <= root.attributes["gen_ai.latency.e2e"]
 
 
@@ -93,10 +99,18 @@ def _open_metrics(server: Running) -> str:
     return answer.text
 
 
-def test_spans_have_no_text_and_no_key(launch: Launch, collector: Collector) -> None:
+def test_spans_have_no_text_and_no_key_whatever_the_environment_says(
+    launch: Launch, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true")
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_HTTP_CAPTURE_HEADERS_SERVER_REQUEST", "authorization,.*")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=staging")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "named-by-the-operator")
     server = traced(launch, collector)
     ask(server, metadata={"note": CANARY}, user=CANARY)
-    collector.with_roots(1)
+    root, _ = tree_of(collector.with_roots(1))
+    assert root.service == "named-by-the-operator"
+    assert b"staging" in collector.raw
     assert CANARY.encode() not in collector.raw
     assert KEY.encode() not in collector.raw
 
