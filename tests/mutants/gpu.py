@@ -18,6 +18,8 @@ _ANY_STEP = "ops/test_triton_linear.py::test_c31_a_token_s_experts_give_it_the_s
 _TIERS = "ops/triton/tiers.py"
 _COMPRESSED = "ops/test_triton_compressed.py"
 _COPIES = "pools/test_copy_stream.py"
+_ANY_EDGE = "ops/test_triton.py::test_attention_equals_the_reference_where_a_block_of_keys_begins_to_need_a_mask"
+_WITHIN = "ops/test_triton.py::test_attention_within_segments_equals_the_reference[interpreter-float32-lens0]"
 _CUT_UP = "ops/test_triton_segments.py::test_c31_bits_of_attention_do_not_depend_on_how_it_is_cut_up"
 
 GPU: Final[tuple[Mutant, ...]] = (
@@ -55,6 +57,41 @@ GPU: Final[tuple[Mutant, ...]] = (
         "arch // 10 == 9 and dv <= 128",
         "arch >= 90 and dv <= 128",
         "ops/test_triton_segments.py::test_c31_prompts_take_another_matrix_unit_than_decodes_only_where_both_had_the_same_bits",
+    ),
+    Mutant(
+        "C31 a block of keys needs no mask only if the block's first query sees its last key",
+        _ATTENTION,
+        "clear_stop = before + begin + 1\n",
+        "clear_stop = before + begin + 2\n",
+        f"{_ANY_EDGE}[interpreter-causal]",
+    ),
+    Mutant(
+        "C31 a block of keys needs no mask only if its first key is in the window of the block's last query",
+        _ATTENTION,
+        "tl.minimum(begin + QUERIES, count) - WINDOW, 0)",
+        "tl.minimum(begin + QUERIES, count) - WINDOW - 1, 0)",
+        f"{_ANY_EDGE}[interpreter-window]",
+    ),
+    Mutant(
+        "C31 a block of keys needs no mask only if the sequence has its last key",
+        _ATTENTION,
+        "clear, clear_stop = oldest, stop\n",
+        "clear, clear_stop = oldest, stop + 1\n",
+        _WITHIN,
+    ),
+    Mutant(
+        "C31 a sink is a power of two as the scores are",
+        _ATTENTION,
+        "        sink *= LOG2_E\n",
+        "",
+        f"{_ANY_EDGE}[interpreter-causal]",
+    ),
+    Mutant(
+        "C31 capped scores are powers of two as others are",
+        _ATTENTION,
+        "softcap * LOG2_E * (2.0",
+        "softcap * (2.0",
+        f"{_ANY_EDGE}[interpreter-causal]",
     ),
     Mutant(
         "C31 as many segments as a sequence has, not as many as programs",

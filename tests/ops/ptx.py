@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ class Code:
     loads: dict[int, int]
     matrix_units: dict[str, int]
     local_bytes: int  # of a thread, in memory instead of registers
-    local_in_loops: int  # loads and stores of these in innermost loops, whose steps are keys or inputs
+    local_in_loops: int  # loads and stores of these in any loop
+    skipped_in_loops: int  # instructions that a branch of an innermost loop, whose steps are keys or inputs, leaves out
     k_orders: list[str]  # in which matrix units take inputs
     fp8_units: int  # instructions of matrix units that multiply FP8
     variants: int  # of the kernel that were compiled until then
@@ -64,20 +65,44 @@ def widths(ptx: str) -> Counter[int]:
     return found
 
 
-def local_in_loops(sass: str) -> int:
-    """Return how many loads and stores of local memory are in innermost loops.
+@dataclass(frozen=True)
+class Sass:
+    """A kernel's machine code. A loop is what lies between a branch back and where it leads, if it loads from the
+    GPU's memory: others wait for a copy or a matrix unit. Some waits lie behind the end of the kernel and lead back
+    into it, without being loops."""
 
-    A loop is what lies between a branch back and where it leads, if it loads from the GPU's memory: others wait for a
-    copy or a matrix unit. Some waits lie behind the end of the kernel and lead back into it, without being loops.
-    """
-    body, end, _ = sass.rpartition(" EXIT ;")
-    instructions = [(int(at, 16), text) for at, text in _INSTRUCTIONS.findall(body if end else sass)]
-    back = ((_BRANCH.search(text), at) for at, text in instructions)
-    loads, local = ([at for at, text in instructions if name.search(text)] for name in (_LOADING, _LOCAL))
-    loops = [(int(found[1], 16), at) for found, at in back if found and int(found[1], 16) < at]
-    loops = [(begin, end) for begin, end in loops if any(begin <= at <= end for at in loads)]
-    inner = [one for one in loops if not any(one[0] <= b and e <= one[1] for b, e in loops if (b, e) != one)]
-    return sum(any(begin <= at <= end for begin, end in inner) for at in local)
+    instructions: list[tuple[int, str]]  # with their addresses
+
+    @classmethod
+    def of(cls, text: str) -> Sass:
+        body, end, _ = text.rpartition(" EXIT ;")
+        return cls([(int(at, 16), one) for at, one in _INSTRUCTIONS.findall(body if end else text)])
+
+    def branches(self) -> Iterator[tuple[int, int]]:
+        """Yield the address of each branch, and where it leads."""
+        for at, text in self.instructions:
+            if found := _BRANCH.search(text):
+                yield at, int(found[1], 16)
+
+    def loops(self) -> list[tuple[int, int]]:
+        """Return the first and the last address of each loop."""
+        loads = [at for at, text in self.instructions if _LOADING.search(text)]
+        back = [(to, at) for at, to in self.branches() if to < at]
+        return [(begin, end) for begin, end in back if any(begin <= at <= end for at in loads)]
+
+    def local_in_loops(self) -> int:
+        """Return how many loads and stores of local memory are in loops."""
+        loops = self.loops()
+        return sum(
+            any(begin <= at <= end for begin, end in loops) for at, text in self.instructions if _LOCAL.search(text)
+        )
+
+    def skipped_in_loops(self) -> int:
+        """Return the most instructions that one branch forward within an innermost loop leaves out."""
+        loops = self.loops()
+        inner = [one for one in loops if not any(one[0] <= b and e <= one[1] for b, e in loops if (b, e) != one)]
+        skips = [(at, to) for at, to in self.branches() if any(begin <= at < to <= end for begin, end in inner)]
+        return max((sum(at < one < to for one, _ in self.instructions) for at, to in skips), default=0)
 
 
 def _code(kernel: Any, variants: int, cubin: Path) -> Code:
@@ -90,14 +115,15 @@ def _code(kernel: Any, variants: int, cubin: Path) -> Code:
     cubin.write_bytes(kernel.asm["cubin"])
     shown = dumped("--dump-resource-usage")
     local_bytes = sum(int(size) for size in re.findall(r"(?:STACK|LOCAL):(\d+)", shown))
-    ptx = kernel.asm["ptx"]
+    ptx, sass = kernel.asm["ptx"], Sass.of(dumped("-sass"))
     units = ("wgmma.mma_async", "mma.sync", "tcgen05.mma")
     return Code(
         kernel=kernel.metadata.name,
         loads=dict(widths(ptx)),
         matrix_units={unit: ptx.count(unit) for unit in units if unit in ptx},
         local_bytes=local_bytes,
-        local_in_loops=local_in_loops(dumped("-sass")) if local_bytes else 0,
+        local_in_loops=sass.local_in_loops(),
+        skipped_in_loops=sass.skipped_in_loops(),
         variants=variants,
         fp8_units=len(re.findall(r"(?:mma|wgmma)[\w.:]*\.e4m3\.e4m3", ptx)) + ptx.count("kind::f8f6f4"),
         k_orders=sorted(set(re.findall(r"kWidth = \d+", kernel.asm["ttgir"]))),

@@ -192,7 +192,19 @@ def test_attention_equals_the_reference(ops: Ops, reference: Ops, dtype: torch.d
     assert_close(paged.run(ops), paged.run(reference))
 
 
-@pytest.mark.parametrize("lens", [(70, 3, 0, 33), (1, 1)])
+@pytest.mark.whole
+@pytest.mark.parametrize("window", [0, 100], ids=["causal", "window"])
+def test_attention_equals_the_reference_where_a_block_of_keys_begins_to_need_a_mask(
+    ops: Ops, reference: Ops, window: int
+) -> None:
+    """A block has 64 keys. Of three queries, the first sees the whole block, or just not; or the last does."""
+    lens = [end + window for end in (64, 65, 66, 67)]
+    shape = {"head_dim": 16, "kv_heads": 1, "softcap": 0.7, "with_sinks": True}
+    paged = PagedCase(**shape, seq_lens=lens, query_lens=[3] * 4, sliding_window=window, seed=3)
+    assert_close(paged.run(ops), paged.run(reference))
+
+
+@pytest.mark.parametrize("lens", [(70, 63, 0, 33), (1, 1)])
 def test_attention_within_segments_equals_the_reference(
     ops: Ops, reference: Ops, dtype: torch.dtype, lens: tuple[int, ...]
 ) -> None:

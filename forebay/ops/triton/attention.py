@@ -23,6 +23,7 @@ _SEGMENT: Final = 512  # keys with sums of their own, at least
 _DECODE_ROWS: Final = 16  # the least that a matrix unit takes
 _EXTEND_ROWS: Final = 64
 _PART_BYTES: Final = 256 << 20  # that the sums of segments may take: more sequences are programs enough
+LOG2_E = tl.constexpr(1.4426950408889634)  # scores are in powers of two, which the GPU has an instruction for
 
 
 @triton.jit
@@ -209,7 +210,7 @@ def _fold(top, total, acc, part_top, part_total, part):
     computed = part_total != 0.0
     higher = tl.maximum(top, part_top)
     base = tl.where(higher == float("-inf"), 0.0, higher)
-    shrink, weight = tl.exp(top - base), tl.exp(part_top - base)
+    shrink, weight = tl.exp2(top - base), tl.exp2(part_top - base)
     sums = tl.fma(total, shrink, part_total * weight)
     shrinks = tl.broadcast_to(shrink[:, None], acc.shape)
     values = tl.fma(acc, shrinks, part * weight[:, None])
@@ -224,9 +225,10 @@ def _fold(top, total, acc, part_top, part_total, part):
 def attended(top, total, acc, sink, HAS_SINKS: tl.constexpr):
     """The attention of folded sums; a sink is a key without a value. A zero is never negative."""
     if HAS_SINKS:
+        sink *= LOG2_E
         higher = tl.maximum(top, sink)
-        shrink = tl.exp(top - higher)
-        total = tl.fma(total, shrink, tl.exp(sink - higher))
+        shrink = tl.exp2(top - higher)
+        total = tl.fma(total, shrink, tl.exp2(sink - higher))
         acc = acc * shrink[:, None]
     return acc / total[:, None] + 0.0
 
@@ -337,6 +339,15 @@ def _attend(
     if PROGRAMS > 0 and tl.program_id(1) + tl.program_id(2) == 0:
         tl.store(part_count + token, tl.zeros([ROWS], tl.int32) + count_segments, mask=live & (head == 0))
 
+    # Blocks of keys in which every query sees each key need no mask: those of positions from `clear` to `clear_stop`.
+    clear, clear_stop = oldest, stop
+    if CAUSAL:
+        clear_stop = before + begin + 1
+    if WINDOW > 0:
+        clear = tl.maximum(before + tl.minimum(begin + QUERIES, count) - WINDOW, 0)
+    unit = 1.0 if HAS_CAP else scale * LOG2_E  # capped scores are powers of two already
+    units = tl.full([ROWS, KEYS], 1.0, tl.float32) * unit
+
     all_top = tl.full([ROWS], float("-inf"), tl.float32)
     all_total = tl.zeros([ROWS], tl.float32)
     all_acc = tl.zeros([ROWS, DV_BLOCK], tl.float32)
@@ -366,17 +377,18 @@ def _attend(
             if IN_CODES:
                 scale_at = slot * num_kv_heads + kv_head
                 scores *= tl.load(k_scale + scale_at, mask=seen, other=0.0)[None, :]
-            visible = seen[None, :] & (key[None, :] <= (last[:, None] if CAUSAL else last))
-            if WINDOW > 0:
-                visible = visible & (key[None, :] > position[:, None] - WINDOW)
-            scores *= scale
             if HAS_CAP:  # tanh(z) is 2 sigmoid(2 z) - 1; what is not finite becomes NaN
-                scores = softcap * (2.0 * tl.sigmoid(2.0 / softcap * scores) - 1.0) + 0.0 * scores
-            scores = tl.where(visible, scores, float("-inf"))
-            higher = tl.maximum(top, tl.max(scores, 1))
+                scores *= scale
+                scores = softcap * LOG2_E * (2.0 * tl.sigmoid(2.0 / softcap * scores) - 1.0) + 0.0 * scores
+            if (start < clear) | (start + KEYS > clear_stop):
+                visible = seen[None, :] & (key[None, :] <= (last[:, None] if CAUSAL else last))
+                if WINDOW > 0:
+                    visible = visible & (key[None, :] > position[:, None] - WINDOW)
+                scores = tl.where(visible, scores, float("-inf"))
+            higher = tl.maximum(top, tl.max(scores, 1) * unit)
             base = tl.where(higher == float("-inf"), 0.0, higher)
-            weights = tl.exp(scores - base[:, None])
-            shrink = tl.exp(top - base)
+            weights = tl.exp2(tl.fma(scores, units, tl.broadcast_to(-base[:, None], scores.shape)))
+            shrink = tl.exp2(top - base)
             total = total * shrink + tl.sum(weights, 1)
             if LATENT:
                 v = tl.trans(k_main)
@@ -402,6 +414,8 @@ def _attend(
         sink = all_top
         if HAS_SINKS:
             sink = tl.load(sinks + head, mask=live, other=0.0)
+        # From memory again: places held through the loops would not fit the registers of an H100.
+        place = (tl.load(q_start + seq) + query).to(tl.int64) * num_heads + head
         result = attended(all_top, all_total, all_acc, sink, HAS_SINKS)
         tl.store(
             out + place[:, None] * DV + dv[None, :],

@@ -17,7 +17,7 @@ from torch import Tensor
 from forebay.ops.reference.accept import by_token
 from forebay.ops.reference.attention import KvCache, PagedKv
 from forebay.ops.reference.compression import Blocks, CompressionOps, TokenRing
-from forebay.ops.triton.attention import attended, rotate
+from forebay.ops.triton.attention import LOG2_E, attended, rotate
 from forebay.ops.triton.codes import kept_numbers
 from forebay.ops.triton.common import dot
 from forebay.ops.triton.launch import kernel
@@ -70,14 +70,14 @@ def _add_keys(
     if IN_CODES:
         keys = kept_numbers(keys, queries.dtype)
         factor = tl.load(factors + slot, mask=seen, other=0.0)[None, :]
-    scores = dot(queries, keys) * scale
+    scores = dot(queries, keys) * (scale * LOG2_E)
     if IN_CODES:
         scores *= factor
     scores = tl.where(seen[None, :], scores, float("-inf"))
     higher = tl.maximum(top, tl.max(scores, 1))
     base = tl.where(higher == float("-inf"), 0.0, higher)
-    weights = tl.exp(scores - base[:, None])
-    shrink = tl.exp(top - base)
+    weights = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(top - base)
     total = total * shrink + tl.sum(weights, 1)
     if IN_CODES:
         weights *= factor
