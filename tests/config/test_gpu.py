@@ -91,6 +91,27 @@ def test_without_a_gpu_cuda_is_refused() -> None:
         resolve({"device": "cuda"}, survey=Survey(gpu=lambda: None))
 
 
+@pytest.mark.parametrize(
+    ("free_mib", "flags", "expected"),
+    [
+        (50, {}, r"50\.0 MiB of memory \(free on the GPU\) do not hold .* of weights: .*take a smaller model"),
+        (
+            3072,
+            {"kv_cache_bytes": "4GiB"},
+            r"--kv-cache-bytes \(4\.0 GiB\).*3\.0 GiB free on the GPU: give at most 2\.9",
+        ),
+    ],
+)
+def test_too_little_memory_of_a_gpu_is_refused_in_one_line_before_weights_are_read(
+    free_mib: int, flags: dict[str, str], expected: str
+) -> None:
+    """However much the host has: weights and caches are on the GPU."""
+    survey = Survey(memory=lambda: Amount(64 * GB, "available"), gpu=lambda: GpuMemory(4 * GB, free_mib << 20))
+    with pytest.raises(ConfigError, match=expected) as raised:
+        resolve({"device": "cuda", **flags}, survey=survey)
+    assert "\n" not in raised.value.message
+
+
 @pytest.mark.parametrize(("device", "kernels"), [("cuda", "native"), ("cuda", "torch"), ("cpu", "triton")])
 def test_kernels_of_another_device_are_refused(device: str, kernels: str) -> None:
     with pytest.raises(ConfigError, match="these kernels are for c"):

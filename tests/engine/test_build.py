@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from forebay.backends import make_ops
-from forebay.base.errors import ConfigError
+from forebay.base.errors import ConfigError, NotEnoughMemory
 from forebay.config.resolve import resolve
 from forebay.engine.loop import build
 from forebay.engine.loop.build import build_engine, check_fp8
@@ -94,6 +94,25 @@ def out_of_numpy() -> None:
 
 def out_of_the_system() -> None:
     mmap.mmap(-1, 1 << 60)
+
+
+def test_start_up_without_memory_of_a_gpu_names_what_is_free_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3 << 30, 80 << 30))
+    config = resolve({"model": str(shared_tiny("llama").path), "dtype": "float32", "kv_cache_bytes": "8MiB"}).engine
+    what = r"8(\.0)? MiB for its caches do not fit in memory; 3\.0 GiB are free on the GPU: lower --mem-fraction-static"
+    with pytest.raises(ConfigError, match=what) as raised, build._within_memory(replace(config, device="cuda")):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    assert "\n" not in raised.value.message
+
+
+def test_caches_that_hold_no_request_are_refused_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*args: object, **options: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(build, "EngineWeights", read)
+    settings = {"model": str(shared_tiny("llama").path), "dtype": "float32", "kv_cache_bytes": "1KiB"}
+    with pytest.raises(NotEnoughMemory, match=r"the caches have 1\.0 KiB and one request needs at least .*: raise"):
+        build_engine(resolve(settings).engine)
 
 
 @pytest.mark.parametrize("take", [out_of_torch, out_of_numpy, out_of_the_system])

@@ -225,6 +225,27 @@ def test_failing_steps_without_a_success_between_them_end_the_engine(depth: int)
         core.step()
 
 
+@DEPTHS
+def test_steps_that_run_out_of_memory_end_one_request_each_and_never_the_engine(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, runner = fake_core(changed(overlap_depth=depth, max_running_requests=1))
+    client, num_requests = Client(), MAX_FAILURES_IN_A_ROW + 2
+    with monkeypatch.context() as full:
+        full.setattr(runner, "launch", _without_memory)
+        for i in range(1, num_requests + 1):
+            core.add(wanted(i, [1, 2]))
+        drain(core, client)
+    assert client.codes() == dict.fromkeys(range(1, num_requests + 1), "out_of_memory")
+    core.add(wanted(num_requests + 1, [1, 2]))
+    drain(core, client)
+    assert client.tokens[num_requests + 1] == reference([1, 2], 6)
+
+
+def _without_memory(*_: object) -> object:
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
 def _broken(*_: object) -> object:
     raise OSError("device on fire")
 

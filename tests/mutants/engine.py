@@ -53,6 +53,13 @@ ENGINE = (
         "engine/test_core.py::test_failing_steps_without_a_success_between_them_end_the_engine",
     ),
     Mutant(
+        "C27 an engine whose steps run out of memory does not end",
+        "engine/loop/core.py",
+        "        if is_out_of_memory(error):\n            return  # the next step",
+        "        if False:\n            return  # the next step",
+        "engine/test_core.py::test_steps_that_run_out_of_memory_end_one_request_each_and_never_the_engine",
+    ),
+    Mutant(
         "C27 a frame over the cap is refused before anything is allocated",
         "engine/channel.py",
         "        if size > MAX_FRAME_BYTES:\n            self._refuse(",

@@ -39,7 +39,7 @@ from forebay.speculation.adaptive import Mark, Widths
 
 EXPIRE_INTERVAL_S: Final = 0.25
 STEP_LIMIT_S: Final = 10.0  # of steps that are expected to be shorter
-MAX_FAILURES_IN_A_ROW: Final = 5  # a runner that fails that often without one success will not recover
+MAX_FAILURES_IN_A_ROW: Final = 5  # a runner that fails that often, not for memory, without one success is broken
 
 log = get_logger("engine")
 
@@ -387,6 +387,8 @@ class EngineCore:
             clear_frames(error.__traceback__)  # whose arrays may be what fills the memory
             self._abandon()
             self.scheduler.fail(plan, _as_typed(error, f"step {plan.step}"))
+        if is_out_of_memory(error):
+            return  # the next step may be smaller, and an engine started again would have no more memory
         # One that fails for many is followed by smaller ones, which says nothing of the runner yet.
         if len(self.scheduler.requests) < num_requests or not self.scheduler.queues.suspects.groups:
             self._count_failure(error)
