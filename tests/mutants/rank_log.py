@@ -50,6 +50,13 @@ RANK_LOG = (
         "engine/ranks/test_log.py::test_log_record_after_other_entries_names_both_digests",
     ),
     Mutant(
+        "C19 C30 no other thread takes in an outcome between the check for it and the wait",
+        "engine/ranks/ring.py",
+        "            with self._reading:\n                while incoming.next <= number:\n",
+        "            if self._ranks:\n                while incoming.next <= number:\n",
+        "engine/ranks/test_ring.py::test_ring_outcome_that_a_watch_could_take_in_is_not_waited_for",
+    ),
+    Mutant(
         "C19 a record waits for the slowest rank's room",
         "engine/ranks/ring.py",
         "slowest = min(incoming.next for incoming in self._incoming)",

@@ -129,6 +129,7 @@ class RingWriter:
         self._ranks = list(outcomes)
         self._incoming = [_Incoming(fd) for fd in outcomes]
         self._on_lost, self._ended, self._clock = on_lost, ended, clock
+        self._reading = threading.Lock()  # of the descriptors of outcomes, from a check to the wait for more
         self._lock = threading.Lock()  # of all below
         self._written = self._freed = self._num_sent = 0
         self._under_way: deque[UnderWay] = deque()
@@ -139,8 +140,9 @@ class RingWriter:
         size, capacity = len(record), len(self._memory)
         if size > capacity:
             raise RecordTooLarge(f"a plan of {size} bytes for other ranks, at most {capacity}: use shorter prompts")
-        while self._full(size):
-            self._take(None)
+        with self._reading:
+            while self._full(size):
+                self._take(None)
         at = self._written % capacity
         here = min(size, capacity - at)
         self._memory[at : at + here] = record[:here]
@@ -160,8 +162,9 @@ class RingWriter:
         """Wait for the outcomes of an entry that was sent. Those of earlier entries are dropped."""
         found = []
         for incoming, arrived in zip(self._incoming, self._arrived, strict=True):
-            while incoming.next <= number:
-                self._take(None)
+            with self._reading:
+                while incoming.next <= number:
+                    self._take(None)
             while arrived[0][0] < number:
                 arrived.popleft()
             found.append(arrived.popleft()[1])
@@ -170,7 +173,11 @@ class RingWriter:
     def stalled_s(self) -> float:
         """Return the seconds since the oldest entry under way was sent, 0 for none or one without a limit. For any
         thread."""
-        self._take(0)
+        if self._reading.acquire(blocking=False):  # else another thread takes in what arrives
+            try:
+                self._take(0)
+            finally:
+                self._reading.release()
         with self._lock:
             oldest = self._under_way[0] if self._under_way else None
             return self._clock() - oldest.sent_at if oldest is not None and oldest.limited else 0.0
@@ -184,7 +191,7 @@ class RingWriter:
             return len(self._under_way) >= MAX_ENTRIES or self._written - self._freed + size > len(self._memory)
 
     def _take(self, timeout_ms: int | None) -> None:
-        """Take in the outcomes that have arrived; without a time-out wait for some. Another thread may take them."""
+        """Take in the outcomes that have arrived; without a time-out wait for some."""
         if not _readable(self._ranks, timeout_ms):
             return
         with self._lock:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 
+from forebay.engine.ranks import ring as rings
 from forebay.engine.ranks.outcome import DONE, Outcome, RankLost
 from forebay.engine.ranks.ring import RecordTooLarge
 from tests.deadlines import HANGS_S
@@ -98,6 +100,27 @@ def test_ring_stall_is_measured_from_the_oldest_entry_with_a_limit():
         made.writer.send(b"step")
         made.now = 5.0
         assert made.writer.stalled_s() == 1.0
+
+
+@pytest.mark.parametrize("waits", ["outcomes", "send"])
+def test_ring_outcome_that_a_watch_could_take_in_is_not_waited_for(waits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch looks after the check and before the wait: what it takes in then would never be readable again."""
+    readable = rings._readable
+
+    def after_a_look(fds: Sequence[int], timeout_ms: int | None) -> list[int]:
+        if timeout_ms is None:
+            made.writer.stalled_s()
+            assert readable(fds, 0), "nothing will ever arrive"
+        return readable(fds, timeout_ms)
+
+    monkeypatch.setattr(rings, "_readable", after_a_look)
+    with ring(num_bytes=100) as made:
+        made.writer.send(bytes(60))
+        made.readers[0].done(0, DONE)
+        if waits == "outcomes":
+            assert made.writer.outcomes(0) == [DONE]
+        else:
+            made.writer.send(bytes(60))
 
 
 def test_ring_reader_sees_the_end_of_rank_0():
