@@ -110,8 +110,13 @@ def test_caches_that_hold_no_request_are_refused_before_weights_are_read(monkeyp
         raise AssertionError("weights were read")
 
     monkeypatch.setattr(build, "EngineWeights", read)
-    settings = {"model": str(shared_tiny("llama").path), "dtype": "float32", "kv_cache_bytes": "1KiB"}
-    with pytest.raises(NotEnoughMemory, match=r"the caches have 1\.0 KiB and one request needs at least .*: raise"):
+    settings = {
+        "model": str(shared_tiny("llama").path),
+        "dtype": "float32",
+        "kv_cache_bytes": "64KiB",
+        "page_size": 1024,
+    }
+    with pytest.raises(NotEnoughMemory, match=r"the caches have 64\.0 KiB and one request needs at least .*: raise"):
         build_engine(resolve(settings).engine)
 
 
