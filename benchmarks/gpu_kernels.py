@@ -40,6 +40,10 @@ REPEATS: Final = 5
 ROTATED_BYTES: Final = 200 << 20  # of all copies: more than a GPU's caches hold
 Q8_0 = GGML_TYPES[8].codes
 assert Q8_0 is not None
+OF_BYTES: Final = 0.60  # goals: of the bytes of codes, up to 64 rows
+OF_PRODUCT: Final = 0.65  # of the rate of products in bfloat16, in prompts
+OF_STATES: Final = 0.85  # of the bytes of the states that decodes move
+PROMPT_ATTENTION: Final = 450e12  # operations per second in prompts, of 8,192 tokens on an H100
 FORMS: Final[dict[str, CodeFormat | None]] = {
     "bfloat16": None,
     "int4 by 128": CodeFormat(bits=4, minimums=False, group=128),
@@ -50,7 +54,10 @@ FORMS: Final[dict[str, CodeFormat | None]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One line of the table: our call and another's on `copies` copies, with the bytes and operations of one."""
+    """One line of the table: our call and another's on `copies` copies, with the bytes and operations of one.
+
+    The goal is `goal_us` on an H100, or the share `goal_share` of the floor.
+    """
 
     name: str
     num_bytes: float
@@ -58,6 +65,14 @@ class Row:
     ours: Call
     theirs: Call | None
     copies: int = 1
+    goal_us: float | None = None
+    goal_share: float | None = None
+
+    def goal(self, floor_us: float) -> str:
+        """Return the cell of the goal, in microseconds."""
+        if self.goal_share is not None:
+            return f"{floor_us / self.goal_share:,.1f}"
+        return "" if self.goal_us is None else f"{self.goal_us:,.1f}"
 
 
 class Sizes:
@@ -66,7 +81,9 @@ class Sizes:
     def __init__(self, *, tiny: bool) -> None:
         self.matrices = [(64, 256)] if tiny else [(14_336, 4096), (4096, 4096)]
         self.rows = (1, 17) if tiny else (1, 64, 2048)
-        self.contexts = [(2, 20)] if tiny else [(64, 8192), (256, 1024), (16, 8192)]
+        # Sequences, their tokens, and the goal of decodes in microseconds.
+        self.contexts = [(2, 20, 1e6)] if tiny else [(64, 8192, 830.0), (256, 1024, 460.0), (16, 8192, 250.0)]
+        self.prompts = (3,) if tiny else (8192, 2048)
         self.heads = (4, 2, 16) if tiny else (32, 8, 128)
         self.prompt = 3 if tiny else 2048
         self.states = (2, 16, 32) if tiny else (24, 128, 256)  # heads, head size, state size
@@ -114,12 +131,14 @@ def products(ops: TritonOps, sizes: Sizes, device: str) -> Iterator[Row]:
                     ours=lambda i, x=x, weights=weights: ops.linear.apply(x, weights[i]),
                     theirs=lambda i, x=x, others=others: F.linear(x, others[i]),
                     copies=copies,
+                    goal_share=None if form is None else OF_BYTES if rows <= 64 else OF_PRODUCT,
                 )
 
 
 def attention(ops: TritonOps, sizes: Sizes, device: str) -> Iterator[Row]:
     heads, kv_heads, size = sizes.heads
-    for queries, batch, context in [*((1, *each) for each in sizes.contexts), (sizes.prompt, 1, sizes.prompt)]:
+    prompts = [(length, 1, length, None) for length in sizes.prompts]
+    for queries, batch, context, goal_us in [*((1, *each) for each in sizes.contexts), *prompts]:
         pages = -(-context // 16)
         cache = KvCache(*(torch.randn(batch * pages * 16, kv_heads, size, device=device).bfloat16() for _ in range(2)))
         paged = PagedKv(
@@ -149,6 +168,7 @@ def attention(ops: TritonOps, sizes: Sizes, device: str) -> Iterator[Row]:
                 q, cache, paged, scale=size**-0.5
             ),
             theirs=theirs,
+            goal_us=goal_us if queries == 1 else 1e6 * 4.0 * pairs * heads * size / PROMPT_ATTENTION,
         )
 
 
@@ -169,6 +189,7 @@ def scans(ops: TritonOps, sizes: Sizes, device: str) -> Iterator[Row]:
             operations=6.0 * total * heads * size * state_size,
             ours=lambda _, a=(x, dt, b, b, scan, state, states): ops.recurrence.mamba2_scan(*a),
             theirs=None,
+            goal_share=OF_STATES if tokens == 1 else None,
         )
         heads, key_heads, size = sizes.delta
         for decays in ((), (size,)):
@@ -186,6 +207,7 @@ def scans(ops: TritonOps, sizes: Sizes, device: str) -> Iterator[Row]:
                 operations=8.0 * total * heads * size * size,
                 ours=lambda _, a=(key, key, value, decay, beta, state, states): ops.recurrence.gated_delta_rule(*a),
                 theirs=None,
+                goal_share=OF_STATES if tokens == 1 else None,
             )
 
 
@@ -249,8 +271,8 @@ def main() -> None:
     begin, ops, sizes = time.perf_counter(), TritonOps(args.device, 1), Sizes(tiny=args.tiny)
     speed, operations = bandwidth(args.device), rate(sizes.square, args.device)
     print(f"copies at {speed / 1e9:,.0f} GB/s, a product of {sizes.square}³ at {operations / 1e12:,.0f} TFLOP/s\n")
-    print("| kernel | floor, us | ours, us | of floor | cuBLASLt or SDPA, us |")
-    print("|---|---|---|---|---|")
+    print("| kernel | floor, us | ours, us | of floor | goal, us | cuBLASLt or SDPA, us |")
+    print("|---|---|---|---|---|---|")
     left_out = 0
     for made in (scans, products, attention):
         for row in made(ops, sizes, args.device):
@@ -260,7 +282,8 @@ def main() -> None:
             floor = 1e6 * max(row.num_bytes / speed, row.operations / operations)
             ours = time_us(row.ours, row.copies, args.device)
             theirs = "" if row.theirs is None else f"{time_us(row.theirs, row.copies, args.device):,.1f}"
-            print(f"| {row.name} | {floor:,.1f} | {ours:,.1f} | {floor / ours:.0%} | {theirs} |", flush=True)
+            figures = f"{floor:,.1f} | {ours:,.1f} | {floor / ours:.0%} | {row.goal(floor)}"
+            print(f"| {row.name} | {figures} | {theirs} |", flush=True)
     if left_out:
         print(f"\nleft out after {args.limit:.0f} s: {left_out} rows")
 

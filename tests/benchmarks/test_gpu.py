@@ -73,7 +73,22 @@ def test_gpu_table_has_a_row_and_a_limit_for_each_measurement(
     for row, of in zip(rows, expected, strict=True):
         assert float(row[3].replace(",", "")) > 0
         assert bool(row[2]) == (name != gpu_table.TRANSFORMERS and of.what != "arrival")  # a floor
-        assert row[7:] == ["" if value is None else f"{value:,.2f}" for value in (of.before_ms, of.goal_ms)]
+        assert row[5] == ("" if of.before_ms is None else f"{of.before_ms:,.2f}")
+        share = of.goal_share and float(row[2].replace(",", "")) / of.goal_share
+        assert float(row[6].replace(",", "") or 0) == pytest.approx(share or of.goal_ms or 0, abs=0.01)
+        assert row[8] == ("" if of.host_goal_ms is None else f"{of.host_goal_ms:,.2f}")
+        assert row[10] == ("97%" if of.what == "decode" else "")
+
+
+def test_gpu_table_has_the_goals_of_the_host_and_of_decodes_that_no_tiny_row_has() -> None:
+    rows = {row.name: row for row in gpu_table.CASES["llama"].rows}
+    goals = {name: row.host_goal_ms for name, row in rows.items()}
+    assert goals["decode, 64 x 1,024"] == 0.3
+    assert goals["decode, 256 x 1,024"] == 0.6
+    assert goals["decode, 1 x 1,024"] is None
+    assert goals["prompt of 2,048"] == goals["64 decode, a prompt of 2,048 arrives"] == 3.0
+    for name, case in gpu_table.CASES.items():
+        assert all(row.goal_ms or row.goal_share for row in case.rows) != (name == gpu_table.TRANSFORMERS)
 
 
 def test_gpu_kernels_fill_their_table_in_the_interpreter(
@@ -94,3 +109,6 @@ def test_gpu_kernels_fill_their_table_in_the_interpreter(
     scans = ["Mamba", "delta", "delta"]
     assert [row[0].split()[0].rstrip(",") for row in rows] == scans * 2 + ["product"] * 4 + ["attention"] * 2
     assert all(float(row[2].replace(",", "")) > 0 for row in rows)
+    has_goal = [bool(row[4].strip()) for row in rows]
+    dense_without = [False, False, True, True]
+    assert has_goal == [True] * 3 + [False] * 3 + dense_without + [True] * 2
