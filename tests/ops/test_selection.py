@@ -151,13 +151,15 @@ def test_a_query_s_selection_does_not_depend_on_the_others(
             assert_same_bits(positions, together[at : at + 1])
 
 
+EVERY = {"seq_lens": [1, 70, 33, 700], "query_lens": [1, 70, 5, 1]}
+
+
 @pytest.mark.parametrize("int8", [False, True])
 def test_attention_over_all_tokens_has_the_bits_of_dense_attention(
     native: NativeOps, dtype: torch.dtype, int8: bool
 ) -> None:
     dense = Indexed(
-        seq_lens=[1, 70, 33, 700],
-        query_lens=[1, 70, 5, 1],
+        **EVERY,
         q_heads=5,
         kv_heads=1,
         head_dim=80,
@@ -169,7 +171,7 @@ def test_attention_over_all_tokens_has_the_bits_of_dense_attention(
     q = torch.cat([queries[len(queries) - n :] for queries, n in zip(dense.queries, dense.query_lens, strict=True)])
     lens = zip(dense.seq_lens, dense.query_lens, strict=True)
     at = torch.cat([torch.arange(length - n, length) for length, n in lens])
-    positions = torch.arange(700, dtype=torch.int32).expand(len(at), -1)
+    positions = torch.arange(max(dense.seq_lens), dtype=torch.int32).expand(len(at), -1)
     positions = positions.masked_fill(positions > at.unsqueeze(1), -1)
     pages = native.selection.token_pages(positions, (at + 1).int(), dense.paged)
     assert_same_bits(
