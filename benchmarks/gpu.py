@@ -16,22 +16,30 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from forebay.backends.backend import require_gpu
 from forebay.base.errors import ConfigError
 
 PYTHON: Final = sys.executable
+# Plugins that a machine brings must not break the run: pytest-benchmark warns under xdist, and warnings are errors.
+# Workers of xdist inherit variables, and load plugins before they read options.
+OWN_PLUGINS: Final = MappingProxyType(
+    {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin,pytest_asyncio.plugin"}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One process, its limit in seconds, and the question that it answers."""
+    """One process, its limit in seconds, the question that it answers, and variables of its environment."""
 
     limit_s: float
     question: str
     command: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 # Sections of the table of models, the most important first: the limit, the question, and the cases.
@@ -54,11 +62,11 @@ def table(*cases: str) -> tuple[str, ...]:
 
 
 SECTIONS: Final = {
-    # Plugins that a machine brings must not break the run: pytest-benchmark warns under xdist, and warnings are errors.
     "tests": Section(
         240,
         "do the kernels equal the reference there, and have equal bits in any step?",
-        (PYTHON, "-m", "pytest", "-m", "gpu", "-q", "-n", "8", "--dist", "worksteal", "-p", "no:benchmark"),
+        (PYTHON, "-m", "pytest", "-m", "gpu", "-q", "-n", "8", "--dist", "worksteal"),
+        OWN_PLUGINS,
     ),
     **{name: Section(limit_s, question, table(*cases)) for name, (limit_s, question, cases) in TABLE.items()},
     "kernels": Section(
@@ -72,7 +80,7 @@ SECTIONS: Final = {
 def run(section: Section) -> tuple[int | None, float]:
     """Run a section to its end or its limit. Returns the exit code, None at the limit, and the seconds."""
     begin = time.monotonic()
-    process = subprocess.Popen(section.command, start_new_session=True)
+    process = subprocess.Popen(section.command, start_new_session=True, env={**os.environ, **section.variables})
     try:
         return process.wait(section.limit_s), time.monotonic() - begin
     except subprocess.TimeoutExpired:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -35,6 +36,24 @@ def test_gpu_section_beyond_its_limit_is_stopped_and_the_next_one_runs(
     assert last.startswith("== hangs: stopped at 0 s; fails: exit code 3 in ")
     assert "; starts: exit code 0 in " in last
     assert gpu.main(["starts"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["benchmark", "another"])
+def test_gpu_section_of_tests_runs_beside_plugins_of_the_machine(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin that ends each run which loads it: in the process that collects, and in a worker of xdist."""
+    (tmp_path / "of_the_machine.py").write_text("def pytest_configure(config):\n    raise RuntimeError('loaded')\n")
+    about = tmp_path / "of_the_machine-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: of-the-machine\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[pytest11]\n{name} = of_the_machine\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    section = gpu.SECTIONS["tests"]
+    command = (*section.command, "-n", "1", "-p", "no:cacheprovider", "tests/ops/test_triton_pictures.py")
+    assert gpu.run(replace(section, command=command))[0] == 0
+    assert gpu.run(replace(section, command=command, variables={}))[0] not in (0, None), "the plugin ends a run"
 
 
 def test_gpu_sections_of_the_benchmark_take_five_minutes_at_most_and_cover_the_table() -> None:
