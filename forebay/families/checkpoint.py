@@ -178,7 +178,7 @@ def _dense_tensors(path: Path) -> dict[str, StoredTensor]:
         tensors |= {f"{found.stem}.linear.{name}": tensor for name, tensor in read_torch_file(found).items()}
     for found in dense_files(path):
         file = SafetensorsFile(found)
-        tensors |= {f"{found.parent.name}.{stored}": _PlainTensor(file, stored, whole=False) for stored in file.tensors}
+        tensors |= {f"{found.parent.name}.{stored}": PlainTensor(file, stored, whole=False) for stored in file.tensors}
     return tensors
 
 
@@ -198,7 +198,7 @@ def _encoder_tensors(files: Sequence[SafetensorsFile], config: ModelConfig, path
             if name in tensors:
                 raise ModelError(f"{file.path}: tensor {stored!r} is in another file of the checkpoint as well")
             if name:
-                tensors[name] = _PlainTensor(file, stored, whole=False)
+                tensors[name] = PlainTensor(file, stored, whole=False)
     return {**tensors, **dict(_packed_layers(layers, config, path))}
 
 
@@ -225,7 +225,7 @@ def _tensors_of(
     """One tensor under its name, or, of a stack of experts, each under its own."""
     if names.is_stack(name):
         return _experts_of(file, stored, name, config, names)
-    return {name: _PlainTensor(file, stored, whole=name.endswith(names.whole))}
+    return {name: PlainTensor(file, stored, whole=name.endswith(names.whole))}
 
 
 def _packed_layers(layers: Mapping[str, Parts], config: ModelConfig, path: Path) -> Iterator[tuple[str, StoredTensor]]:
@@ -350,7 +350,7 @@ def _rotated_heads(name: str, config: ModelConfig) -> int:
     return config.num_kv_heads if ".k_proj." in name else 0
 
 
-class _PlainTensor:
+class PlainTensor:
     """A tensor of a safetensors file."""
 
     codes = None
@@ -363,8 +363,13 @@ class _PlainTensor:
         self.num_bytes = self._tensor.num_bytes
         self.storage = self._tensor.dtype
 
+    def array(self) -> FileArray:
+        """Return the tensor as it is in the file, unread."""
+        return self._read(self._tensor.name)
+
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
-        values = self._read(self._tensor.name)
+        """Read the tensor as consecutive blocks of rows."""
+        values = self.array()
         if values.nbytes:
             yield from values.reshape(math.prod(self.shape[:-1]), self.shape[-1] if self.shape else 1).pieces()
         else:

@@ -65,6 +65,30 @@ class GatedStreams:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Ngrams:
+    """Embeddings of n-grams of 2 to `longest` tokens, of `size` entries together, by `heads` heads for each length.
+    `sizes` are the rows of the heads of each of the `layers` that have such embeddings, in `num_parts` parts of
+    `num_rows` together for each layer, and `multipliers` the hash's factors. `end` is the token that ends a text.
+    `width` and `longest` are the taps of a convolution and their distance in tokens."""
+
+    layers: tuple[int, ...]
+    longest: int
+    heads: int
+    size: int
+    width: int
+    end: int
+    num_parts: int
+    sizes: tuple[tuple[int, ...], ...]
+    num_rows: tuple[int, ...]
+    multipliers: tuple[tuple[int, ...], ...]
+
+    @property
+    def past(self) -> int:
+        """Return how many tokens before a token its n-grams have."""
+        return self.longest - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Mamba1Mixer:
     """`width` inputs, the token's own included, reach a token through the convolution, here and below. `dt_rank`: of
     the low-rank layer that gives dt. `bias`: of the first and the last linear layer."""

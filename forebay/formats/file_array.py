@@ -40,6 +40,11 @@ class WeightFile:
         if not self.num_bytes:
             raise ModelError(f"{path}: cannot be read (it is empty): check that the download completed")
 
+    @property
+    def descriptor(self) -> int:
+        """Return the open file's descriptor, which is valid as long as this object."""
+        return self._descriptor
+
     def read(self, offset: int, num_bytes: int) -> bytes:
         """At most `num_bytes`, fewer at the end of the file."""
         data = bytearray(max(0, min(num_bytes, self.num_bytes - offset)))
@@ -70,6 +75,11 @@ class FileArray:
     def __init__(self, file: WeightFile, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> None:
         self._file, self._offset = file, offset
         self.dtype, self.shape = dtype, shape
+
+    @property
+    def place(self) -> tuple[WeightFile, int]:
+        """Return the file, and the byte of it where the array begins."""
+        return self._file, self._offset
 
     @property
     def nbytes(self) -> int:

@@ -10,15 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from forebay.families.mixers import GatedStreams
 from forebay.layers.build import Block, Part, Parts, PartSpec
 from forebay.layers.context import ForwardContext
 from forebay.layers.linear import Linear
-from forebay.layers.params import TensorParam
-from forebay.ops import Ops
+from forebay.layers.ngrams import NgramInputsSpec
+from forebay.layers.norms import normed_streams, norms_of_streams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,30 +47,17 @@ class GatedSublayerSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatedStreamsBlockSpec:
-    """A decoder layer of several streams: one sublayer after the other."""
+    """A decoder layer of several streams: one sublayer after the other. `ngrams` add to the streams before the first;
+    None for nothing."""
 
     sublayers: tuple[GatedSublayerSpec, ...]
     streams: GatedStreamsSpec
+    ngrams: NgramInputsSpec | None = None
     for_ranks: ClassVar[bool] = True
 
     def build(self, parts: Parts) -> Block:
         """Return the layer with its weights."""
         return GatedStreamsBlock(self, parts)
-
-
-def norms_of_streams(name: str, spec: GatedStreamsSpec, parts: Parts) -> tuple[Tensor, ...]:
-    """Load the weights of a norm for each stream, which are one tensor in files."""
-    size, count = spec.hidden_size, spec.streams.number
-    stored = TensorParam(names=(f"{parts.prefix}{name}.weight",), sizes=(count * size,), offset=spec.norm_offset)
-    return torch.split(parts.weights.tensor(stored), size)
-
-
-def normed_streams(ops: Ops, streams: Tensor, weights: tuple[Tensor, ...], eps: float) -> Tensor:
-    """streams [T, N * H], each normed by itself with its own weight [H] -> [T, N * H]."""
-    each = torch.split(streams, weights[0].shape[0], dim=1)
-    return ops.elementwise.concat(
-        [ops.norms.rms_norm(stream, weight, eps) for stream, weight in zip(each, weights, strict=True)]
-    )
 
 
 class Reader:
@@ -82,7 +68,7 @@ class Reader:
         self._ops, self._eps, self._number = parts.ops, spec.norm_eps, spec.streams.number
         self.width = self._number * spec.hidden_size
         rank = spec.streams.rank
-        self._norms = norms_of_streams("hc_norm", spec, parts)
+        self._norms = norms_of_streams(parts, "hc_norm", spec.hidden_size, self._number, spec.norm_offset)
         self._down = parts.linear({"input_mix_weight_down": rank}, self.width, input_scale=1 / self._number)
         self._up = parts.linear({"input_mix_weight_up": self.width}, rank)
 
@@ -127,10 +113,13 @@ class GatedStreamsBlock:
 
     def __init__(self, spec: GatedStreamsBlockSpec, parts: Parts) -> None:
         self._ops, self._number = parts.ops, spec.streams.streams.number
+        self._ngrams = None if spec.ngrams is None else spec.ngrams.build(parts)
         self._sublayers = [_sublayer(each, spec.streams, parts) for each in spec.sublayers]
 
     def __call__(self, ctx: ForwardContext, x: Tensor, residual: Tensor) -> Tensor:
         elementwise = self._ops.elementwise
+        if self._ngrams is not None:
+            x = self._ngrams(ctx, elementwise.add_(residual, x))
         for part, reader, writer in self._sublayers:
             normed = reader.normed(elementwise.add_(residual, x))
             out = part(ctx, reader.mean(normed))

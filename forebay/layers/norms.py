@@ -1,6 +1,6 @@
 """Norms of the residual stream: RMS normalization, or layer normalization (arXiv 1607.06450).
 
-Shape letters: T tokens, H hidden size.
+Shape letters: T tokens, H hidden size, N streams.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.params import TensorParam, vector
+from forebay.ops import Ops
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,3 +58,18 @@ def build_norm(spec: NormSpec, parts: Parts, eps: float) -> Norm:
 def norm_name(norm: NormSpec | None) -> str:
     """Return what equations call a norm."""
     return "layernorm" if isinstance(norm, LayerNormSpec) else "norm"
+
+
+def norms_of_streams(parts: Parts, name: str, size: int, count: int, offset: float) -> tuple[Tensor, ...]:
+    """Load the weight [H] of an RMS norm for each of `count` streams, which are one tensor in files; `offset` is added
+    to it."""
+    stored = vector(f"{parts.prefix}{name}.weight", count * size, offset=offset)
+    return torch.split(parts.weights.tensor(stored), size)
+
+
+def normed_streams(ops: Ops, streams: Tensor, weights: tuple[Tensor, ...], eps: float) -> Tensor:
+    """streams [T, N * H], each normed by itself with its own weight [H] -> [T, N * H]."""
+    each = torch.split(streams, weights[0].shape[0], dim=1)
+    return ops.elementwise.concat(
+        [ops.norms.rms_norm(stream, weight, eps) for stream, weight in zip(each, weights, strict=True)]
+    )

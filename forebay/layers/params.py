@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from forebay.ops import LinearWeight
+from forebay.ops.reference.tables import RowTable
 
 Scales = tuple[tuple[int, float], ...]
 """(number of rows, factor) for all rows of a weight, in their order; () where every factor is 1."""
@@ -36,7 +37,8 @@ class TensorParam:
     are runs of rows, all of them or none, and the factor of each when it is loaded: so a constant multiplier of a
     layer's input or output costs nothing in a step. `min_bits` are the fewest bits that may hold it: 4 or 8 for a
     matrix that is only multiplied with or looked up in, 16 for the model's dtype. A `bound` is one number that values
-    are held within, perhaps an infinity. `bare`: files have the one number without a dimension.
+    are held within, perhaps an infinity. `bare`: files have the one number without a dimension. `by_row`: it stays in
+    its file, from which single rows are read.
     """
 
     names: tuple[str, ...]
@@ -49,6 +51,7 @@ class TensorParam:
     min_bits: int = 16
     bound: bool = False
     bare: bool = False
+    by_row: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -145,6 +148,10 @@ class Weights(Protocol):
 
     def linear(self, weight: TensorParam, bias: TensorParam | None) -> LinearWeight:
         """Load a linear layer in the kernels' packed format."""
+
+    def row_table(self, param: TensorParam) -> RowTable:
+        """Return where the rows of a table are that stays in its file. Raises ModelError if rows cannot be read so."""
+        ...
 
     def table(self, param: TensorParam) -> Tensor | LinearWeight:
         """To look rows up in, and perhaps to multiply with as well: packed if it is held in codes."""

@@ -20,6 +20,7 @@ from forebay.layers.params import Change, TensorParam, Weights, unchanged
 from forebay.models.network import Network, NetworkSpec, build_network
 from forebay.ops import LinearWeight, Ops
 from forebay.ops.exchange import WHOLE, Share
+from forebay.ops.reference.tables import RowTable
 from forebay.pools.cache_spec import CacheSpec
 
 _MOST_ELEMENTS = 1 << 56  # torch counts bytes in 63 bits
@@ -97,6 +98,10 @@ class _Shapes:
         self.asked += [weight] if bias is None else [weight, bias]
         out_features, in_features = weight.shape
         return _Unpacked(in_features, out_features)
+
+    def row_table(self, param: TensorParam) -> RowTable:
+        (width,) = param.inner
+        return RowTable(places=self.tensor(param), part_rows=max(param.sizes), width=width)
 
     def table(self, param: TensorParam) -> Tensor:
         return self.tensor(param)

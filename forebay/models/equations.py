@@ -23,6 +23,7 @@ from forebay.layers.kimi_delta import KimiDeltaSpec
 from forebay.layers.latent_attention import LatentAttentionSpec
 from forebay.layers.mamba1 import Mamba1Spec, ScanNorm
 from forebay.layers.mamba2 import Mamba2Spec
+from forebay.layers.ngrams import NgramInputsSpec
 from forebay.layers.norms import NormSpec
 from forebay.layers.params import TensorParam
 from forebay.layers.pooled_indexer import MeanIndexerSpec, PooledIndexerSpec
@@ -99,11 +100,23 @@ def _(block: StreamedSpec) -> list[str]:
 def _(block: GatedStreamsBlockSpec) -> list[str]:
     parts, streams = [term(each.part) for each in block.sublayers], block.streams.streams
     return [
+        *_ngrams(block.ngrams),
         *(f"x_i += b_i {part.of('mean(a·n)')}  of each stream i" for part in parts),
         *(line for part in parts for line in part.lines),
         f"n = norm(x) of each of {streams.number} streams, a = sigmoid(Wu silu(Wd n / {streams.number})) through "
         f"{streams.rank} dimensions, b = 2 sigmoid(W n / {streams.number})",
     ]
+
+
+def _ngrams(part: NgramInputsSpec | None) -> tuple[str, ...]:
+    if part is None:
+        return ()
+    ngrams = part.ngrams
+    return (
+        "x_i += g_i + silu(conv(norm(g_i))),  g_i = sigmoid(root(norm(Wk e)·norm(x_i))) Wv e  of each stream i",
+        f"  e = {len(ngrams.sizes[part.table])} rows of a table of {ngrams.num_rows[part.table]:,}, which stays in its "
+        f"file, by the last 2 to {ngrams.longest} tokens; conv over {ngrams.width} tokens, {ngrams.longest} apart",
+    )
 
 
 @block_lines.register

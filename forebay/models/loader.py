@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from forebay.base.errors import ModelError
-from forebay.families.checkpoint import Checkpoint
+from forebay.families.checkpoint import Checkpoint, PlainTensor
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import NOT_FINITE
 from forebay.formats.stored_tensor import read_tensor
 from forebay.layers.params import Change, TensorParam, unchanged
 from forebay.models.weight_codes import codes_of, stays_bfloat16
 from forebay.ops import LinearWeight, Ops
+from forebay.ops.reference.tables import STORED, RowTable
 from forebay.ops.uploads import Uploads
 
 Progress = Callable[[int, int], None]
@@ -85,7 +86,9 @@ class Loader:
         self.device = device
         self._progress = progress
         self._codes = {
-            param: codes_of(param, checkpoint.tensors, quantization, ops.linear.quantize_into) for param in params
+            param: codes_of(param, checkpoint.tensors, quantization, ops.linear.quantize_into)
+            for param in params
+            if not param.by_row
         }
         self._widened = {param for param in self._codes if self._is_widened(param)}
         self.held_bytes = Counter[str]()  # by the name of what the weights are held in
@@ -172,6 +175,25 @@ class Loader:
             return self._read(param, self._held_dtype(param))
         self._report(param)
         return torch.empty(param.shape, dtype=self._held_dtype(param))
+
+    def row_table(self, param: TensorParam) -> RowTable:
+        """Return where a table's rows are in the files, which stay open."""
+        if torch.device(self.device).type != "cpu":
+            raise ModelError(f"{self._checkpoint.path}: {param.names[0]} is read by row, on a CPU alone: --device cpu")
+        files, places = [], []
+        for name in param.names:
+            stored = self._checkpoint.tensors[name]
+            if not isinstance(stored, PlainTensor):
+                raise ModelError(
+                    f"{self._checkpoint.path}: {name} is {stored.storage}, whose rows cannot be read alone"
+                )
+            array = stored.array()
+            file, offset = array.place
+            files.append(file)
+            places.append((file.descriptor, offset, STORED.index(array.dtype.type)))
+        (width,) = param.inner
+        placed = self._placed(torch.tensor(places, dtype=torch.int64))
+        return RowTable(places=placed, part_rows=param.sizes[0], width=width, files=tuple(files))
 
     def table(self, param: TensorParam) -> Tensor | LinearWeight:
         """Load an embedding table: packed codes if it is quantized, else a tensor [V, H]."""

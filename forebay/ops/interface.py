@@ -21,6 +21,7 @@ from forebay.ops.reference.sampling import SamplingOps
 from forebay.ops.reference.selection import SelectionOps
 from forebay.ops.reference.steps import StepOps
 from forebay.ops.reference.streams import StreamOps
+from forebay.ops.reference.tables import TableOps
 from forebay.ops.reference.tiers import TierOps
 from forebay.ops.weight_memory import WeightMemory
 
@@ -63,6 +64,7 @@ class Ops:
         self.tiers = TierOps()
         self.compression = CompressionOps()
         self.streams = StreamOps()
+        self.tables = TableOps()
         self.recurrence = RecurrenceOps()
         self.sampling = SamplingOps()
         self.steps = StepOps()

@@ -6,7 +6,10 @@ from operator import attrgetter
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig
+from transformers.models.qwen4_exp import modeling_qwen4_exp
+from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextNGramEmbedding
 
 from forebay.base.errors import ModelError
 from forebay.families.deepseek_v4.config import HASHED, HEAVY, ROUTED, SPARSE, CompressedConfig
@@ -199,6 +202,7 @@ INDEXER = {
     "indexer_budget": 64,
     "indexer_compress_ratio": 8,
 }
+TABLES = {"ple_layer_ids": [1, 3], "eos_token_id": [5, 6], "ngram_vocab_size_base": 300, "heads_per_ngram": 4}
 
 
 def gated(**fields: Any) -> Qwen4Config:
@@ -251,8 +255,33 @@ def test_qwen4_fields_that_transformers_writes_are_read_as_those_that_it_read() 
         ({"linear_conv_kernel_dim": 9}, "linear_conv_kernel_dim"),
         ({"linear_num_value_heads": 31}, "linear_num_value_heads"),
         ({"num_experts_per_tok": 513}, "num_experts_per_tok"),
+        ({**TABLES, "ple_layer_ids": [0]}, "ple_layer_ids"),
+        ({**TABLES, "ple_layer_ids": [9]}, "ple_layer_ids"),
+        ({**TABLES, "ple_layer_ids": [4]}, "ple_layer_ids"),  # has attention
+        ({**TABLES, "ple_embed_dim": 65}, "ple_embed_dim"),
+        ({**TABLES, "ple_conv_kernel_size": 5}, "ple_conv_kernel_size"),
+        ({**TABLES, "heads_per_ngram": 257}, "heads_per_ngram"),
+        ({**TABLES, "ngram_size": 1}, "ngram_size"),
+        ({**TABLES, "ngram_vocab_size_base": 1 << 27}, "ngram_vocab_size_base"),
+        ({**TABLES, "split_ngram_parts": 0}, "split_ngram_parts"),
+        ({**TABLES, "eos_token_id": None}, "eos_token_id"),
     ],
 )
 def test_qwen4_wrong_field_is_named(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelError, match=named):
         gated(**fields)
+
+
+@pytest.mark.parametrize("fields", [{}, {"seed": 7, "ngram_size": 2, "ple_embed_dim": 64}], ids=str)
+def test_qwen4_tables_are_those_of_transformers(fields: dict[str, Any]) -> None:
+    given = {**GIVEN, **INDEXER, **TABLES, **fields}
+    config, found = AutoConfig.for_model("qwen4_exp_text", **given), gated(**TABLES, **fields).ngrams
+    assert found is not None
+    for number, layer in enumerate(found.layers):
+        with torch.device("meta"):
+            table = Qwen4ExpTextNGramEmbedding(config, config.ple_embed_dim, layer, number)
+        assert list(found.sizes[number]) == table.head_vocab_sizes
+        assert (found.num_rows[number], found.size // len(found.sizes[number])) == table.ngram_embedding.weight.shape
+        factors = modeling_qwen4_exp._build_layer_multipliers(config.vocab_size, found.longest, number, config.seed)
+        assert list(found.multipliers[number]) == factors.tolist()
+    assert (found.layers, found.end, found.num_parts) == ((0, 2), 5, 512)

@@ -54,6 +54,7 @@ _POOLED = {
 }
 
 _QWEN4 = {
+    "max_position_embeddings": 512,
     "num_hidden_layers": 4,
     "layer_types": [_LINEAR, _FULL, _LINEAR, _FULL],
     "head_dim": 16,
@@ -116,6 +117,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen4_exp_text": ("qwen4_exp_text", _QWEN4),
+    "qwen4_exp_text-ngrams": (
+        "qwen4_exp_text",
+        {
+            **_QWEN4,
+            "eos_token_id": 5,
+            "ple_layer_ids": [1, 3],
+            "ple_embed_dim": 24,
+            "ngram_size": 3,
+            "heads_per_ngram": 2,
+            "ngram_vocab_size_base": 40,
+            "make_ngram_vocab_size_divisible_by": 8,
+            "split_ngram_parts": 3,
+        },
+    ),
     "qwen4_exp_text-whole-heads": (
         "qwen4_exp_text",
         {

@@ -15,7 +15,7 @@ POOLED = [
     "glm5_next_text",
     *(
         pytest.param(case, marks=pytest.mark.slow)
-        for case in ("glm5_next_text-shared-softplus", "qwen4_exp_text", "qwen4_exp_text-whole-heads")
+        for case in ("glm5_next_text-shared-softplus", "qwen4_exp_text-ngrams", "qwen4_exp_text-whole-heads")
     ),
 ]
 CASES = [*STATELESS, *POOLED]

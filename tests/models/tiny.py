@@ -261,6 +261,8 @@ def make_random(model_type: str, fields: Mapping[str, Any], *, seed: int) -> Any
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for name, tensor in _weights(model):
+            if not tensor.is_floating_point() and not name.endswith("tid2eid"):
+                continue  # factors and sizes of hashes, which follow from the configuration
             if name.endswith("tid2eid"):  # the experts of token ids: rounded, other values would all be zeros
                 tensor.copy_(torch.randint(0, config.n_routed_experts, tensor.shape, generator=generator))
                 continue

@@ -6,6 +6,8 @@ _OPS = "ops/test_selection.py::"
 _ORACLE = "models/test_oracle.py::test_prefill_gives_the_logits_of_transformers"
 
 _POOLED = f"{_ORACLE}[torch-glm5_next_text]"
+_NGRAMS = f"{_ORACLE}[torch-qwen4_exp_text-ngrams]"
+_TABLES = "ops/test_tables.py::"
 _MEANS = f"{_ORACLE}[torch-qwen4_exp_text]"
 
 SPARSE = (
@@ -74,7 +76,7 @@ SPARSE = (
     ),
     Mutant(
         "C28 each stream has a norm weight of its own",
-        "layers/gated_streams.py",
+        "layers/norms.py",
         "ops.norms.rms_norm(stream, weight, eps) for stream",
         "ops.norms.rms_norm(stream, weights[0], eps) for stream",
         _MEANS,
@@ -92,6 +94,34 @@ SPARSE = (
         "writer.of(normed)), 2.0)",
         "writer.of(normed)), 1.0)",
         _MEANS,
+    ),
+    Mutant(
+        "C28 a table's row is that of the token's own n-gram, not of its neighbour",
+        "ops/reference/tables.py",
+        "mixed.unsqueeze(1) % hashes.sizes[heads] + hashes.offsets[heads]",
+        "(mixed.unsqueeze(1) + 1) % hashes.sizes[heads] + hashes.offsets[heads]",
+        _NGRAMS,
+    ),
+    Mutant(
+        "C28 tokens before the end of a text are in no n-gram behind it",
+        "ops/reference/tables.py",
+        "ends = (token < 0) | ((nearer == hashes.end) if i else torch.zeros_like(token, dtype=torch.bool))",
+        "ends = token < 0",
+        _TABLES + "test_ngram_rows_are_those_of_each_token_and_the_tokens_before",
+    ),
+    Mutant(
+        "C28 the tokens before a step are those of its request",
+        "layers/ngrams.py",
+        "taps[past - 1 - i, i] = 1.0",
+        "taps[past - 2 - i, i] = 1.0",
+        _NGRAMS,
+    ),
+    Mutant(
+        "C28 the taps of the convolution of n-grams lie apart",
+        "layers/ngrams.py",
+        "taps[:: ngrams.longest] = kernel.squeeze(1).T",
+        "taps[-ngrams.width :] = kernel.squeeze(1).T",
+        _NGRAMS,
     ),
     Mutant(
         "C5 a selection of pools that failed selects nothing, not the open pool",

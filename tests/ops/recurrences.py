@@ -216,7 +216,7 @@ CASES: dict[str, Case] = {
     "conv": Conv(channels=200, taps=4),
     "conv-of-3-without-silu": Conv(channels=7, taps=3, bias=False, silu=False),
     "conv-of-2": Conv(channels=33, taps=2, bias=False),
-    "conv-of-8": Conv(channels=16, taps=8),
+    "conv-of-10": Conv(channels=16, taps=10),
     "mamba2": Mamba2(heads=4, groups=2, head_size=16, state_size=32),
     "mamba2-wide": Mamba2(heads=2, groups=1, head_size=64, state_size=128, dt_limits=(0.1, 1.5)),
     "mamba2-odd": Mamba2(heads=3, groups=3, head_size=6, state_size=11),

@@ -52,3 +52,15 @@ def test_sinkhorn_makes_rows_and_columns_sum_to_one(native: NativeOps, reference
         between = ops.streams.mix_weights(normal((7, 4 * 12), torch.float32, 6), mixing(4, 12, last=False)).between
         for dim in (1, 2):
             torch.testing.assert_close(between.sum(dim=dim), torch.ones(7, 4), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("num_streams", "hidden"), [(1, 5), (2, 64), (3, 33)])
+def test_agreement_of_streams_is_the_signed_root_of_their_product(
+    native: NativeOps, reference: Ops, dtype: torch.dtype, num_streams: int, hidden: int
+) -> None:
+    x, y = (normal((7, num_streams * hidden), dtype, seed) for seed in (1, 2))
+    x[3], y[4] = 0, -x[4]
+    got, expected = (ops.streams.match_streams(x, y, num_streams) for ops in (native, reference))
+    assert_close(got, expected)
+    assert (expected[3] == 0).all()
+    assert (expected[4] < 0).all()

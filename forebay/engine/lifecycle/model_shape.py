@@ -66,6 +66,8 @@ def _kinds(path: Path, config: ModelConfig, needs: Needs, mmproj: Path | None) -
         return stays_bfloat16(param, tensors) if has_header else config.in_bfloat16 and is_plain_matrix(param)
 
     for param in needs.params:
+        if param.by_row:
+            continue
         if is_gguf and tensors.keys() >= set(param.names):
             codes = codes_of(param, tensors, Quantization.FILE)
             yield from kinds_of(codes, param.shape, param.min_bits, bfloat16=is_bfloat16(param))

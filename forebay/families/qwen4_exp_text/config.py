@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.families.fields import Fields
-from forebay.families.mixers import GatedStreams, PooledIndex
-from forebay.families.model_config import Family
+from forebay.families.mixers import GatedStreams, Ngrams, PooledIndex
+from forebay.families.model_config import Family, ModelConfig
 from forebay.families.parts import shared_experts
 from forebay.families.parts.gated_delta import HARMLESS, NAMES, gated_transformer
 from forebay.families.parts.shared_experts import Qwen35MoeConfig, qwen_experts
+from forebay.families.qwen4_exp_text.ngrams import ngrams
 from forebay.families.shape import Shape
-from forebay.families.transformer import FULL
+from forebay.families.transformer import FULL, LINEAR
 
 _INDEXED: Final = "indexed_attention"  # transformers' name of layers with attention
 _MOST_POOL: Final = 1024
@@ -19,10 +21,12 @@ _MOST_STREAMS: Final = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Qwen4Config(Qwen35MoeConfig):
-    """Qwen3.5's configuration with indexers of pools, residual streams, and the kind of the delta rule's gate."""
+    """Qwen3.5's configuration with indexers of pools, residual streams, embeddings of n-grams in some layers, and the
+    kind of the delta rule's gate."""
 
     index: PooledIndex
     streams: GatedStreams
+    ngrams: Ngrams | None
     norm_topk_prob: bool
     sigmoid_gate: bool
 
@@ -33,7 +37,6 @@ class Qwen4Config(Qwen35MoeConfig):
 
 def parse(fields: Fields) -> Qwen4Config:
     """Read Qwen 4's fields."""
-    fields.only("ple_layer_ids", [])
     inner = fields.size("moe_intermediate_size", default=512)  # every layer has experts
     whole = fields.dropped("intermediate_size").replaced(intermediate_size=inner)
     values = gated_transformer(_layers_renamed(whole), rotated=1.0)
@@ -50,9 +53,19 @@ def parse(fields: Fields) -> Qwen4Config:
             number=fields.size("hc_count", default=4, least=2, most=_MOST_STREAMS),
             rank=fields.size("hc_lowrank", default=320),
         ),
+        ngrams=_ngrams(fields, values),
         norm_topk_prob=fields.flag("norm_topk_prob", default=True),
         sigmoid_gate=gate == "sigmoid",
     )
+
+
+def _ngrams(fields: Fields, values: Mapping[str, Any]) -> Ngrams | None:
+    """Read the embeddings of n-grams, which only layers with a delta rule have, as in transformers."""
+    sizes = {name: values[name] for name in ("num_layers", "vocab_size", "hidden_size")}
+    found = ngrams(fields, **sizes)
+    if found is not None and any(values["layer_types"][layer] != LINEAR for layer in found.layers):
+        raise fields.wrong("ple_layer_ids", "numbers of layers with linear_attention")
+    return found
 
 
 def _layers_renamed(fields: Fields) -> Fields:
@@ -80,9 +93,15 @@ def _index(fields: Fields, rotary_dim: int) -> PooledIndex:
 
 def small(shape: Shape) -> dict[str, Any]:
     """Return the own fields of a small model: three layers with a delta rule, then one with attention, whose indexers
-    select 4 pools of 16 tokens."""
+    select 4 pools of 16 tokens. The first has embeddings of n-grams."""
     return {
         **shared_experts.small(shape),
+        "eos_token_id": 0,
+        "ple_layer_ids": [1],
+        "ple_embed_dim": 32,
+        "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 500,
+        "split_ngram_parts": 4,
         "indexer_n_heads": 4,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 32,
@@ -94,10 +113,17 @@ def small(shape: Shape) -> dict[str, Any]:
     }
 
 
+_DERIVED: Final = (".layer_multipliers", ".ngram_heads_vocab_sizes", ".ngram_heads_offsets")
+
+
+def _unused(config: ModelConfig, name: str) -> bool:
+    """Return whether a tensor follows from the configuration."""
+    return name.endswith(_DERIVED)
+
+
 _TABLES: Final = frozenset({
     "ple_embed_dim", "ple_conv_kernel_size", "ngram_size", "heads_per_ngram", "ngram_vocab_size_base",
-    "make_ngram_vocab_size_divisible_by", "number_of_conv_states",
-    "seed", "split_ngram_parts",
+    "make_ngram_vocab_size_divisible_by", "number_of_conv_states", "seed", "split_ngram_parts",
 })  # fmt: skip
 
-FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS | _TABLES, names=NAMES)
+FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS | _TABLES, names=NAMES, unused=_unused)

@@ -7,6 +7,7 @@ from forebay.families.transformer import LINEAR
 from forebay.layers.attention import AttentionSpec
 from forebay.layers.build import PartSpec
 from forebay.layers.gated_streams import GatedStreamsBlockSpec, GatedStreamsSpec, GatedSublayerSpec
+from forebay.layers.ngrams import NgramInputsSpec
 from forebay.layers.pooled_indexer import MeanIndexerSpec
 from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name
 from forebay.models.families.parts.gated_delta import NORM_OFFSET, delta_spec, gated_attention, separate_inputs
@@ -38,6 +39,22 @@ def _block(config: Qwen4Config, layer: int) -> GatedStreamsBlockSpec:
             GatedSublayerSpec(part=mlp, gates=f"{name}.mlp_hyper_connection"),
         ),
         streams=_streams(config),
+        ngrams=_ngrams(config, layer),
+    )
+
+
+def _ngrams(config: Qwen4Config, layer: int) -> NgramInputsSpec | None:
+    if config.ngrams is None or layer not in config.ngrams.layers:
+        return None
+    return NgramInputsSpec(
+        name=f"{layer_name(layer)}.ple",
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        num_streams=config.streams.number,
+        ngrams=config.ngrams,
+        table=config.ngrams.layers.index(layer),
+        norm_eps=config.rms_norm_eps,
+        norm_offset=NORM_OFFSET,
     )
 
 

@@ -155,6 +155,23 @@ void spread(Pool& pool, const T* x, const float* weights, T* out, long rows, lon
     });
 }
 
+// How far each stream of x agrees with that of y, out [rows, n].
+template <class T>
+void match(Pool& pool, const T* x, const T* y, T* out, long rows, long n, long hidden) {
+    pool.run(rows * n, grain_for(2 * hidden), [&](long at, long stop) {
+        for (; at < stop; ++at) {
+            const T *a = x + at * hidden, *b = y + at * hidden;
+            Vec sum = zero();
+            for_each_vector(hidden, [&](long i, long part) FOREBAY_INLINE_LAMBDA {
+                sum = fma(load_part(a + i, part), load_part(b + i, part), sum);
+            });
+            const float agreed = hsum(sum) / std::sqrt(static_cast<float>(hidden));
+            const float size = std::sqrt(std::max(std::fabs(agreed), 1e-6f));
+            store_part(out + at, set1(agreed > 0 ? size : agreed < 0 ? -size : agreed), 1);
+        }
+    });
+}
+
 }  // namespace
 
 // fn [weights, width], where width is that of all n streams of a token together.
@@ -183,6 +200,10 @@ void spread(Pool& pool, const T* x, const float* weights, T* out, long rows, lon
     extern "C" void fb_spread_streams_##suffix(Pool* pool, const T* x, const float* weights, T* out, long rows,     \
                                                long n, long hidden) {                                               \
         pool->op([=](Pool& p) { spread(p, x, weights, out, rows, n, hidden); });                                    \
+    }                                                                                                               \
+    extern "C" void fb_match_streams_##suffix(Pool* pool, const T* x, const T* y, T* out, long rows, long n,        \
+                                              long hidden) {                                                        \
+        pool->op([=](Pool& p) { match(p, x, y, out, rows, n, hidden); });                                           \
     }
 
 FOREBAY_STREAMS(float, f32)

@@ -127,6 +127,8 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_collapse_streams_{}": [_P, _P, _P, _P, _L, _L, _L],
     "fb_mix_streams_{}": [_P, _P, _P, _L, _L, _L],
     "fb_spread_streams_{}": [_P, _P, _P, _P, _L, _L, _L],
+    "fb_match_streams_{}": [_P, _P, _P, _P, _L, _L, _L],
+    "fb_ngram_rows_{}": [*([_P] * 8), *([_L] * 6)],
     "fb_plan_blocks": [*([_P] * 4), _L, *([_P] * 3), *([_L] * 7), *([_P] * 7)],
     "fb_entry_pages": [_P, _P, _P, _P, _L, _L, _P, _P, _P],
     "fb_selected_lens": [_P, _P, _P, _P, _L],

@@ -25,6 +25,7 @@ from forebay.ops.native.sampling import NativeSampling
 from forebay.ops.native.selection import NativeSelection
 from forebay.ops.native.steps import NativeSteps
 from forebay.ops.native.streams import NativeStreams
+from forebay.ops.native.tables import NativeTables
 from forebay.ops.native.tiers import NativeTiers
 from forebay.ops.weight_memory import WeightMemory
 
@@ -56,6 +57,7 @@ class NativeOps(Ops):
         self.tiers = NativeTiers(kernels)
         self.compression = NativeCompression(kernels)
         self.streams = NativeStreams(kernels)
+        self.tables = NativeTables(kernels)
         self.recurrence = NativeRecurrence(kernels)
         self.sampling = NativeSampling(kernels)
         self.steps = NativeSteps(kernels)

@@ -8,7 +8,7 @@ from torch import Tensor
 from forebay.ops.native.kernels import Kernels, address, view
 from forebay.ops.reference.recurrence import Convolution, DeltaGates, RecurrenceOps, Scan, StateBatch
 
-_MOST_TAPS = 8  # kMostTaps of cpu/conv.cpp
+_MOST_TAPS = 10  # kMostTaps of cpu/conv.cpp
 
 
 class NativeRecurrence(RecurrenceOps):

@@ -18,6 +18,7 @@ class NativeStreams(StreamOps):
         self._last_weights = kernels.by_dtype("fb_last_weights_{}")
         self._collapse_streams = kernels.by_dtype("fb_collapse_streams_{}")
         self._mix_streams = kernels.by_dtype("fb_mix_streams_{}")
+        self._match_streams = kernels.by_dtype("fb_match_streams_{}")
         self._spread_streams = kernels.by_dtype("fb_spread_streams_{}")
 
     def mix_weights(self, streams: Tensor, mixing: Mixing) -> MixWeights:
@@ -55,4 +56,11 @@ class NativeStreams(StreamOps):
         hidden = x.shape[1]
         out = x.new_empty(rows, n * hidden)
         self._spread_streams[x.dtype](self._pool, x.data_ptr(), weights.data_ptr(), out.data_ptr(), rows, n, hidden)
+        return out
+
+    def match_streams(self, x: Tensor, y: Tensor, num_streams: int) -> Tensor:
+        rows, width = x.shape
+        out = x.new_empty(rows, num_streams)
+        given = x.data_ptr(), y.data_ptr(), out.data_ptr()
+        self._match_streams[x.dtype](self._pool, *given, rows, num_streams, width // num_streams)
         return out

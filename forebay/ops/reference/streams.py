@@ -85,6 +85,14 @@ class StreamOps:
         """x [T, H] times each of weights [T, N] -> [T, N * H]."""
         return (x.float().unsqueeze(1) * weights.unsqueeze(-1)).flatten(1).to(x.dtype)
 
+    def match_streams(self, x: Tensor, y: Tensor, num_streams: int) -> Tensor:
+        """Return how far each stream of x and y, [T, N * H] each, agree -> [T, N]: with s = x . y / sqrt(H) of a
+        stream, sqrt(max(|s|, 1e-6)) with the sign of s. Qwen 4, as transformers has it."""
+        hidden = x.shape[1] // num_streams
+        product = (x.float() * y.float()).view(len(x), num_streams, hidden)
+        agreed: Tensor = product.sum(dim=-1) * hidden**-0.5
+        return (agreed.abs().clamp(min=1e-6).sqrt() * agreed.sign()).to(x.dtype)
+
 
 def _logits(streams: Tensor, mixing: Mixing) -> Tensor:
     """Return the linear layer of the normed streams."""
