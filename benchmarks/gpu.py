@@ -44,15 +44,15 @@ class Section:
 
 # Sections of the table of models, the most important first: the limit, the question, and the cases.
 TABLE: Final = {
-    "llama": (75, "how fast is an 8B model in bfloat16?", ("llama",)),
+    "llama": (70, "how fast is an 8B model in bfloat16?", ("llama",)),
     "int4": (25, "how fast is it in int4?", ("int4",)),
-    "hybrid": (30, "how fast is a 7B hybrid?", ("falcon_h1",)),
-    "mxfp4": (30, "how fast are 20B of experts in MXFP4?", ("gpt_oss",)),
+    "hybrid": (26, "how fast is a 7B hybrid?", ("falcon_h1",)),
+    "mxfp4": (26, "how fast are 20B of experts in MXFP4?", ("gpt_oss",)),
     "delta": (25, "how fast are gated delta nets of 9B?", ("qwen3_5",)),
-    "experts": (25, "how fast are 15B of experts in bfloat16?", ("qwen3_moe",)),
+    "experts": (23, "how fast are 15B of experts in bfloat16?", ("qwen3_moe",)),
     "fp8": (20, "how fast are FP8 weights and activations?", ("fp8",)),
     "transformers": (15, "how fast is transformers' generate on the 8B model?", ("transformers",)),
-    "more": (25, "how fast are codes of GGUF files, and KV in int8 and FP8?", ("q4", "kv_int8", "kv_fp8")),
+    "more": (23, "how fast are codes of GGUF files, and KV in int8 and FP8?", ("q4", "kv_int8", "kv_fp8")),
 }
 
 
@@ -74,6 +74,7 @@ SECTIONS: Final = {
         "how fast are products, attention and scans, beside their floors, cuBLASLt and SDPA?",
         (PYTHON, "-m", "benchmarks.gpu_kernels", "--limit", "23"),
     ),
+    "loading": Section(18, "how fast are weights loaded from a file?", (PYTHON, "-m", "benchmarks.gpu_loading")),
 }
 
 

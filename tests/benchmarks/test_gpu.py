@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_table
+from benchmarks import gpu, gpu_loading, gpu_table
 from forebay.base.cpu import this_cpu
 
 STARTED = gpu.Section(60.0, "does it start?", (sys.executable, "-c", "print('started')"))
@@ -108,6 +108,15 @@ def test_gpu_table_has_the_goals_of_the_host_and_of_decodes_that_no_tiny_row_has
     assert goals["prompt of 2,048"] == goals["64 decode, a prompt of 2,048 arrives"] == 3.0
     for name, case in gpu_table.CASES.items():
         assert all(row.goal_ms or row.goal_share for row in case.rows) != (name == gpu_table.TRANSFORMERS)
+
+
+@pytest.mark.skipif(not this_cpu().variants, reason="no native ops on this machine")
+def test_gpu_loading_prints_the_bytes_of_the_model_and_its_goal(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu_loading.main(["--tiny", "--device", "cpu"])
+    cells = [cell.strip() for cell in capsys.readouterr().out.splitlines()[-1].split("|")[1:-1]]
+    assert cells[-1] == "3.00"
+    assert float(cells[0]) > 0
+    assert "gpu_loading" in gpu.SECTIONS["loading"].command[-1]
 
 
 def test_gpu_kernels_fill_their_table_in_the_interpreter(
