@@ -29,6 +29,7 @@ from torch import Tensor
 
 from benchmarks.gpu_models import MODELS, TINY
 from forebay.backends import make_ops
+from forebay.base.scan_rows import CHUNK
 from forebay.config.engine_config import EngineConfig
 from forebay.config.resolve import Survey, resolve
 from forebay.engine.frames import AddRequest
@@ -244,7 +245,9 @@ class Bench:
         if (experts := self.config.experts) is not None:
             missed = (1 - experts.per_token / experts.num_experts) ** batch
             unread += missed * self.expert_bytes
-        return self.model.weight_bytes - unread + batch * _bytes_of_request(self.sizes, context)
+        # Of states in chunks a step reads all and writes one in so many as a chunk has tokens (decision 68).
+        moved = 1 + 1 / CHUNK if self.engine.types.chunked_scans else 2.0
+        return self.model.weight_bytes - unread + batch * _bytes_of_request(self.sizes, context, moved)
 
     @property
     def num_expert_weights(self) -> int:
@@ -272,9 +275,9 @@ def run_steps(core: EngineCore, watched: Watched, steps: int) -> Figures:
     return Figures(1e3 * seconds / steps, 1e3 * host / steps)
 
 
-def _bytes_of_request(sizes: CacheSizes, context: int) -> int:
+def _bytes_of_request(sizes: CacheSizes, context: int, moved: float) -> float:
     in_window = min(context, sizes.num_read("window")) * sizes.num_bytes("window")
-    return context * sizes.kv_bytes_per_token + in_window + 2 * sizes.num_bytes("state")
+    return context * sizes.kv_bytes_per_token + in_window + moved * sizes.num_bytes("state")
 
 
 def _room(args: argparse.Namespace) -> int:

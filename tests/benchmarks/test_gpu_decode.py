@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,3 +28,16 @@ def test_a_tiny_run_on_the_cpu_fills_the_table(monkeypatch: pytest.MonkeyPatch, 
         assert floor > 0
         assert 0 < host <= step
         assert 0 < eager_host <= eager_step
+
+
+@pytest.mark.parametrize(("chunked", "moved"), [(False, 2.0), (True, 1.0625)])
+def test_bytes_of_a_step_count_one_write_of_a_state_in_16_if_scans_are_in_chunks(chunked: bool, moved: float) -> None:
+    sizes = SimpleNamespace(num_read=lambda kind: 0, num_bytes=lambda kind: 1600, kv_bytes_per_token=10)
+    bench: Any = SimpleNamespace(
+        spec=SimpleNamespace(tied=True),
+        config=SimpleNamespace(experts=None),
+        model=SimpleNamespace(weight_bytes=7000),
+        engine=SimpleNamespace(types=SimpleNamespace(chunked_scans=chunked)),
+        sizes=sizes,
+    )
+    assert gpu_decode.Bench.bytes_of_step(bench, 3, 5) == 7000 + 3 * (50 + moved * 1600)
