@@ -159,6 +159,66 @@ MELLUM2_12B_A2_5B: Final[dict[str, Any]] = {
     "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 7,
 }  # fmt: skip
 
+# As transformers' configuration class has it by default.
+MISTRAL_SMALL_4_119B: Final[dict[str, Any]] = {
+    "model_type": "mistral4", "vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 12288,
+    "moe_intermediate_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 32,
+    "n_shared_experts": 1, "n_routed_experts": 128, "num_experts_per_tok": 4, "routed_scaling_factor": 1.0,
+    "kv_lora_rank": 256, "q_lora_rank": 1024, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 64,
+    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "norm_topk_prob": True, "rope_interleave": True,
+    "max_position_embeddings": 1048576, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 128.0, "original_max_position_embeddings": 8192,
+        "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+    },
+}  # fmt: skip
+
+# As transformers' configuration classes have them by default.
+MUSE_GLIMMER_30B: Final[dict[str, Any]] = {
+    "model_type": "muse_glimmer", "image_token_id": 200092, "vision_config": {"num_hidden_layers": 50},
+    "text_config": {
+        "model_type": "muse_glimmer_text", "vocab_size": 202048, "hidden_size": 6656, "intermediate_size": 19968,
+        "num_hidden_layers": 52, "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128,
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "sliding_window": 2048,
+        "final_logit_softcapping": 20.0, "qk_scale_factor": 3.87, "output_multiplier": 0.19611613513818404,
+        "post_norm_eps": 1e-8,
+    },
+}  # fmt: skip
+
+GEMMA_4_12B: Final[dict[str, Any]] = {
+    "model_type": "gemma4_unified", "image_token_id": 258880, "tie_word_embeddings": True,
+    "text_config": {
+        "model_type": "gemma4_unified_text", "vocab_size": 262144, "hidden_size": 3840, "intermediate_size": 15360,
+        "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 8, "num_global_key_value_heads": 1,
+        "head_dim": 256, "global_head_dim": 512, "attention_k_eq_v": True, "sliding_window": 1024,
+        "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 8, "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-6, "final_logit_softcapping": 30.0, "use_bidirectional_attention": "vision",
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+        },
+    },
+    "vision_config": {"mm_embed_dim": 3840, "mm_posemb_size": 1120, "output_proj_dims": 3840},
+}  # fmt: skip
+
+GEMMA_3N_E4B: Final[dict[str, Any]] = {
+    "model_type": "gemma3n", "tie_word_embeddings": True,
+    "text_config": {
+        "model_type": "gemma3n_text", "vocab_size": 262400, "vocab_size_per_layer_input": 262144, "hidden_size": 2048,
+        "intermediate_size": 16384, "num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "sliding_window": 512,
+        "hidden_size_per_layer_input": 256, "altup_num_inputs": 4, "num_kv_shared_layers": 15, "laurel_rank": 64,
+        "final_logit_softcapping": 30.0,
+    },
+}  # fmt: skip
+
+GEMMA_3N_E2B: Final[dict[str, Any]] = {
+    **GEMMA_3N_E4B,
+    "text_config": {
+        **GEMMA_3N_E4B["text_config"], "intermediate_size": 8192, "num_hidden_layers": 30, "num_kv_shared_layers": 10,
+    },
+}  # fmt: skip
+
 PUBLISHED: Final[dict[str, tuple[dict[str, Any], float]]] = {
     "Qwen/Qwen2.5-VL-3B-Instruct": (QWEN2_5_VL_3B, 3.09),  # of Qwen2.5-3B, as the text of the others
     "Qwen/Qwen2.5-VL-7B-Instruct": (QWEN2_5_VL_7B, 7.62),
@@ -172,6 +232,11 @@ PUBLISHED: Final[dict[str, tuple[dict[str, Any], float]]] = {
     "moonshotai/Kimi-K2-Instruct": (KIMI_K2, 1026.0),
     "moonshotai/Kimi-K2.5": (KIMI_K2_5, 1026.0),
     "LiquidAI/LFM2-VL-1.6B": (LFM2_VL_1_6B, 1.17),
+    "mistralai/Mistral-Small-4-119B-2603": (MISTRAL_SMALL_4_119B, 119.0),
+    "meta-models/Muse-Glimmer-30B": (MUSE_GLIMMER_30B, 30.0 - 1.92),  # without encoder and adapter
+    "google/gemma-4-12B": (GEMMA_4_12B, 11.95 - 0.04),  # without the embedders of pictures and sounds
+    "google/gemma-3n-E4B": (GEMMA_3N_E4B, 6.87),  # as llama.cpp counts files of the language model, as the next
+    "google/gemma-3n-E2B": (GEMMA_3N_E2B, 4.46),
     "JetBrains/Mellum2-12B-A2.5B-Base": (MELLUM2_12B_A2_5B, 12.1),
 }
 """Repositories: fields, and the published number of parameters of the language model in billions."""
