@@ -1,14 +1,14 @@
 """What traces, JSON logs and events of the prefix cache cost a server with 16 streams.
 
     python -m benchmarks.observability               # the default model, 5 rounds of 64 requests for each server
-    python -m benchmarks.observability --rounds 2
+    python -m benchmarks.observability --rounds 2 --collectors slow down
 
-Three servers run side by side, and one at a time has the load: one without traces and events and with the text log; one
-with all of it, every request traced and a subscriber of the events; one whose collector of traces takes connections and
-never answers. In each round each has the same load, in turn. Reported are the medians of tokens per second and of the
-99th percentile of the time between two tokens, and the medians of their ratios to the first server's of the same round.
-Then, for 1,000 requests, the processor time of each server and the bytes of its log, and the bytes that collector and
-subscriber got.
+Servers run side by side, and one at a time has the load: one without traces and events and with the text log; one with
+all of it, every request traced and a subscriber of the events; and those of `--collectors`, whose collector of traces
+never answers, answers after a second, or is not there. In each round each has the same load, in turn. Reported are the
+medians of tokens per second and of the 99th percentile of the time between two tokens, and the medians of their ratios
+to the first server's of the same round. Then, for 1,000 requests, the processor time of each server and the bytes of
+its log, and the bytes that collector and subscriber got.
 """
 
 from __future__ import annotations
@@ -43,20 +43,21 @@ REQUESTS: Final = 64
 PROMPT: Final = 64  # tokens
 ANSWER: Final = 48
 PER: Final = 1000  # requests
+HANGS_S: Final = 3600.0
+SLOW_S: Final = 1.0
 
 
 class Collector:
-    """Takes traces over HTTP and counts their bytes; one that hangs reads a request and never answers it."""
+    """Takes traces over HTTP, counts their bytes, and answers a request after `wait_s` seconds or when it ends."""
 
-    def __init__(self, *, hangs: bool) -> None:
+    def __init__(self, wait_s: float) -> None:
         self.num_bytes = 0
         collector, self._ended = self, threading.Event()
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 collector.num_bytes += len(self.rfile.read(int(self.headers["content-length"])))
-                if hangs:
-                    collector._ended.wait()
+                collector._ended.wait(wait_s)
                 self.send_response(200)
                 self.send_header("content-length", "0")
                 self.end_headers()
@@ -165,20 +166,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=REQUESTS, help="of a round")
+    parser.add_argument("--collectors", nargs="*", default=["hangs"], choices=("hangs", "slow", "down"))
     args = parser.parse_args()
-    collector, hanging = Collector(hangs=False), Collector(hangs=True)
+    collector, hanging, slow = Collector(0.0), Collector(HANGS_S), Collector(SLOW_S)
     address = f"tcp://127.0.0.1:{free_port()}"
     subscriber = Subscriber(address)
     logs = ["--log-format=json", "--trace-ratio=1"]
     kinds = {
         "off": [],
         "all on": [*logs, f"--kv-events={address}", f"--otlp-traces-endpoint={collector.url}"],
-        "collector hangs": [*logs, f"--otlp-traces-endpoint={hanging.url}"],
     }
+    urls = {"hangs": hanging.url, "slow": slow.url, "down": f"http://127.0.0.1:{free_port()}"}
+    for name in args.collectors:
+        kinds[f"collector: {name}"] = [*logs, f"--otlp-traces-endpoint={urls[name]}"]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         common = ["--context-length=1024", "--served-model-name=default", "--cache-check-rate=0"]
         servers = {
-            name: stack.enter_context(running(Path(folder), name.replace(" ", "-"), [*common, *words]))
+            name: stack.enter_context(
+                running(Path(folder), name.replace(": ", "-").replace(" ", "-"), [*common, *words])
+            )
             for name, words in kinds.items()
         }
         for server in servers.values():  # graphs, and what is read once
@@ -193,8 +199,8 @@ def main() -> None:
         report(servers, before)
         kb = [PER / 1e3 * counted.num_bytes / (args.rounds * args.requests) for counted in (collector, subscriber)]
         print(f"of {PER:,} requests: {kb[0]:,.0f} KB of traces, {kb[1]:,.0f} KB of events")
-        collector.close()
-        hanging.close()
+        for each in (collector, hanging, slow):
+            each.close()
 
 
 if __name__ == "__main__":

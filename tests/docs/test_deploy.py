@@ -194,6 +194,14 @@ def test_dashboard_panels_do_not_overlap_and_rows_have_their_panels() -> None:
     assert all(target["exemplar"] for target in latencies)
 
 
+def test_pool_of_the_gateway_in_the_guide_selects_our_pods() -> None:
+    page = (ROOT / "docs" / "guide" / "observability.md").read_text()
+    (pool,) = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "Pool" in block]
+    assert pool["spec"]["selector"] == kind("Deployment")["spec"]["selector"]
+    container = kind("Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert [port["number"] for port in pool["spec"]["targetPorts"]] == [container["ports"][0]["containerPort"]]
+
+
 def test_kuberay_manifest_names_what_it_has_and_sets_what_the_guide_says() -> None:
     """Its structure, by the API of `ray.io/v1`: an operator of KubeRay is no part of the suite."""
     cluster, service = documents("kuberay.yaml")
