@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 
 from forebay.http.tracing import Parent, parse_traceparent
-from forebay.requests.updates import History, WaitedFor
+from forebay.requests.updates import History, SpeculationReport, WaitedFor
 from tests.deadlines import wait_until
 from tests.otlp_collector import CollectedSpan, Collector, collecting
 from tests.server.conftest import Running
@@ -57,6 +57,7 @@ def tree_of(spans: list[CollectedSpan]) -> tuple[CollectedSpan, list[str]]:
 def test_answered_request_is_one_tree_below_its_caller(launch: Launch, collector: Collector, stream: bool) -> None:
     server = traced(launch, collector)
     server.engine.history = History(0.0, WaitedFor.TURN, 2, [0.0, 0.0])
+    server.engine.speculation = SpeculationReport(accepted_per_step=2.5, net_speedup=1.5)
     assert ask(server, stream=stream) == 200
     root, children = tree_of(spans := collector.with_roots(1))
     assert (root.name, root.parent_id, root.error, root.service) == ("chat tiny", CALLER, "", "forebay")
@@ -68,6 +69,7 @@ def test_answered_request_is_one_tree_below_its_caller(launch: Launch, collector
     assert root.attributes["gen_ai.usage.output_tokens"] == 3
     assert root.attributes["gen_ai.response.finish_reasons"] == ["length"]
     assert root.attributes["forebay.cache.miss_reason"]
+    assert root.attributes["forebay.spec.accepted_per_step"] == 2.5
     assert root.attributes.keys() >= {
         *(f"gen_ai.latency.{name}" for name in ("time_to_first_token", "time_in_queue", "e2e")),
         *(f"forebay.{name}" for name in ("retractions", "recomputed_tokens", "server", "weight_version")),
