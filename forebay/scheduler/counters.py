@@ -74,6 +74,7 @@ OF_ENGINE: Final = (
     Counter("engine.refused", "Choices that the engine refused before they were queued"),
     Counter("engine.host_seconds", "Seconds spent planning and committing steps"),
     Counter("engine.steps_ahead", "Steps that began before the one before them had ended"),
+    Counter("engine.steps_on_ranks", "Steps that several ranks executed"),
     Counter("engine.busy_seconds", "Seconds spent in steps, the model's part included"),
     Counter("engine.check_seconds", "Seconds of an idle engine spent on checks of the prefix cache"),
 )

@@ -50,6 +50,7 @@ _CACHE: Final[Settings] = {"prefix cache": {"disable_radix_cache": False}}
 _AHEAD: Final[Settings] = {"steps ahead": {"overlap_depth": 1}}
 # Drafts of the host, which is given the known answers with wrong tokens planted.
 PLANTED: Final[Flags] = {"speculative_algorithm": SpeculativeAlgorithm.NGRAM.value}
+_TWO_RANKS: Final[Settings] = {"ranks": {"tp_size": 2}}
 _SPARE_PAGES: Final = 4
 _PRESSED_PAGES: Final = 3
 _HOST_BYTES: Final = 1 << 30
@@ -117,6 +118,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         Circumstance("coming and going", _GRAPHS, _coming, _concurrency, _was_concurrent),
         Circumstance("prompts in chunks", {**_GRAPHS, **chunks}, _coming, _in_chunks, _cut),
         Circumstance("steps planned ahead", {**_GRAPHS, **_AHEAD}, _coming, _steps_ahead, _was_ahead),
+        Circumstance("two ranks", {**_GRAPHS, **_TWO_RANKS}, _coming, _on_ranks, _was_replayed),
         Circumstance("pages of one token", one_token, _coming, _concurrency, _was_concurrent),
         Circumstance("from the prefix cache", {**_GRAPHS, **_CACHE}, _twice, _from_cache, _hit, asks_derived=True),
         Circumstance("evicted and asked again", {**_CACHE, **small}, _twice, _evicted, _missed_as_evicted),
@@ -338,6 +340,12 @@ def _from_graphs(engines: Engines, count: Counter[str]) -> str:
 def _steps_ahead(engines: Engines, count: Counter[str]) -> str:
     steps, found = count["engine.steps_ahead"], _concurrency(engines, count)
     return f"{steps:,.0f} steps began before another's end, {found}" if steps and found else ""
+
+
+def _on_ranks(engines: Engines, count: Counter[str]) -> str:
+    """Only if every step of the engine, and so each of a request, was executed by all ranks."""
+    steps, found = count["engine.steps_on_ranks"], _from_graphs(engines, count)
+    return f"{steps:,.0f} steps on both, {found}" if found and steps == count["engine.steps"] else ""
 
 
 def _in_chunks(engines: Engines, count: Counter[str]) -> str:

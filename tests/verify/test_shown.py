@@ -76,3 +76,12 @@ def test_steps_planned_ahead_count_only_for_requests_that_they_decoded(
     answer = replace(said([5]), concurrency=2, history=History(num_ahead=num_ahead))
     count = Counter({"engine.steps_ahead": steps})
     assert judged(by_name["steps planned ahead"], answer, count) == (shown, bool(num_ahead))
+
+
+@pytest.mark.parametrize(("on_ranks", "shown"), [(0, False), (8, False), (9, True)])
+def test_two_ranks_count_only_if_both_executed_every_step(
+    by_name: dict[str, Circumstance], on_ranks: int, shown: bool
+) -> None:
+    answer = replace(said([5]), concurrency=2, history=History(num_replayed=3))
+    count = Counter({"engine.steps": 9, "engine.steps_on_ranks": on_ranks, "replayed_steps": 5})
+    assert judged(by_name["two ranks"], answer, count) == (shown, True)

@@ -346,7 +346,7 @@ class EngineCore:
             self.checks.measured(work, seconds)
         else:
             self._measured(plan, width, work, len(result.token_ids), seconds)
-        self.stats.committed(plan.num_tokens, now)
+        self.stats.committed(plan.num_tokens, now, on_ranks=result.num_ranks > 1)
         self.stats.counters["engine.host_seconds"] += self._clock() - now
         return True
 

@@ -40,10 +40,11 @@ class Stats:
         now_there = others | {"transfers": self._exchange.state() if self._exchange else None}
         return State(**known, last_step_age_s=age_s, answers=answers, speculation=speculation, **now_there)
 
-    def committed(self, num_tokens: int, now: float) -> None:
-        """Count a step that computed `num_tokens` tokens and ended at `now`."""
+    def committed(self, num_tokens: int, now: float, *, on_ranks: bool = False) -> None:
+        """Count a step that computed `num_tokens` tokens and ended at `now`, on one rank or several."""
         self.last_step_at = now
         self.counters["engine.steps"] += 1
+        self.counters["engine.steps_on_ranks"] += on_ranks
         self.counters["engine.step_tokens"] += num_tokens
         for bound in STEP_TOKENS[bisect_left(STEP_TOKENS, num_tokens) :]:
             self.counters[f"engine.step_tokens_{bound}"] += 1

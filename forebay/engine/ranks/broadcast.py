@@ -97,7 +97,7 @@ class _OnAllRanks:
             self.broadcast.void(self.step)
             raise EngineError(f"step {self.step} failed on {'; '.join(errors)}", code="step_failed")
         failed = {*result.failed}.union(*(outcome.failed for outcome in outcomes))
-        return result if len(failed) == len(result.failed) else replace(result, failed=tuple(sorted(failed)))
+        return replace(result, failed=tuple(sorted(failed)), num_ranks=1 + len(outcomes))
 
 
 class RankMemory(Memory):

@@ -102,7 +102,8 @@ def test_broadcast_row_that_failed_on_any_rank_has_failed():
     group = Group()
     for device, failed in zip(group.devices, [(4,), (), (2, 4)], strict=True):
         device.failed = failed
-    assert group.broadcast.launch(PLAN).result().failed == (2, 4)
+    result = group.broadcast.launch(PLAN).result()
+    assert (result.failed, result.num_ranks) == ((2, 4), 3)
 
 
 @pytest.mark.parametrize("where", ["launch_error", "result_error"])
