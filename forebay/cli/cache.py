@@ -14,6 +14,7 @@ from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parser
 from forebay.formats import prefix_files
 from forebay.formats.prefix_files import CutShort, Record, Segment, Unreadable
+from forebay.memory.kv_allocator import KV
 
 _TOKEN_BYTES: Final = 4
 
@@ -57,16 +58,20 @@ def _list(folder: Path) -> int:
     total = 0
     for path, segment, identity in _segments(folder, []):
         records = [record for _, record in segment.records() if not record.drops]
-        tokens = sum(len(record.tokens) // _TOKEN_BYTES for record in records)
+        tokens = sum(map(_num_tokens, records))
         of = (
             f"weights {identity.get('weights', '?')[:12]}, {identity.get('kernels', '?')}, {identity.get('dtype', '?')}"
         )
-        print(
-            f"{path.name}  {human_bytes(segment.num_bytes)}  {len(records)} records, prefixes of {tokens} tokens  {of}"
-        )
+        print(f"{path.name}  {human_bytes(segment.num_bytes)}  {len(records)} records, KV of {tokens} tokens  {of}")
         total += segment.num_bytes
     print(f"{human_bytes(total)} in {folder}")
     return 0
+
+
+def _num_tokens(record: Record) -> int:
+    """Return the number of tokens whose KV a record has: the records before it have what is in front of its pages."""
+    num_pages = len(record.kinds[KV].ends)
+    return len(record.tokens) // _TOKEN_BYTES * num_pages // (record.start + num_pages)
 
 
 def _verify(folder: Path) -> int:

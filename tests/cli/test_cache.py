@@ -19,6 +19,8 @@ def folder(tmp_path: Path) -> Path:
     rows = [b"one!", b"two!"]
     kinds = {"kv": Rows([1, 2], 4, [xxhash.xxh3_64_intdigest(row) for row in rows])}
     writer.append(Record("/n", "", b"\0" * 32, 0, kinds), [memoryview(b"".join(rows))])
+    behind = {"kv": Rows([3], 4, kinds["kv"].sums[:1])}
+    writer.append(Record("/n", "", b"\0" * 48, 2, behind), [memoryview(rows[0])])
     writer.close()
     return tmp_path
 
@@ -27,7 +29,7 @@ def test_cache_list_names_segments_and_their_model(folder: Path, capsys: pytest.
     assert run(["list", str(folder)]) == 0
     told = capsys.readouterr().out
     assert "000001.prefixes" in told
-    assert "1 records, prefixes of 8 tokens" in told
+    assert "2 records, KV of 12 tokens" in told
     assert "weights abc, native, float32" in told
 
 
@@ -38,8 +40,8 @@ def test_cache_verify_finds_a_damaged_row_and_a_tail(folder: Path, capsys: pytes
     path.write_bytes(data[:-1] + b"?" + b"tail")
     assert run(["verify", str(folder)]) == 1
     told = capsys.readouterr().out
-    assert "2 rows, 0 damaged" in told
-    assert "row 1 of kv" in told
+    assert "3 rows, 0 damaged" in told
+    assert "row 0 of kv at byte" in told
     assert "4 B are not used" in told
 
 
