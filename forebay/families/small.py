@@ -9,18 +9,19 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from forebay.base.errors import ConfigError
-from forebay.families import TYPES
+from forebay.families import TEXT_ENCODERS, TYPES
 from forebay.families.model_config import family
-from forebay.families.outer import OUTERS
+from forebay.families.outer import OTHER_NAMES, OUTERS
 from forebay.families.shape import Shape
 from forebay.families.small_pictures import WITH_PICTURES, picture_fields
 
 DEFAULT_HIDDEN_SIZE: Final = 128
 DEFAULT_NUM_LAYERS: Final = 4
 _MAX_POSITIONS: Final = 32_768
+_TEXT_POSITIONS: Final = 514  # of text encoders, of which some keep two rows of the table for padding
 
 
-LIKES: Final = (*TYPES, *WITH_PICTURES)
+LIKES: Final = (*TYPES, *WITH_PICTURES, *TEXT_ENCODERS)
 """The types of which there is a small model."""
 
 
@@ -42,7 +43,21 @@ def small_config(model_type: str, *, hidden_size: int, num_layers: int, vocab_si
         outer = OUTERS[model_type]
         text = _fields(outer.types.get(outer.text_type, outer.text_type), shape)
         return picture_fields(model_type, text, shape)
-    return _fields(model_type, shape)
+    return _text_encoder_fields(model_type, shape) if model_type in TEXT_ENCODERS else _fields(model_type, shape)
+
+
+def _text_encoder_fields(model_type: str, shape: Shape) -> dict[str, Any]:
+    published = next((name for name, ours in OTHER_NAMES.items() if ours == model_type), model_type)
+    return {
+        "model_type": published,
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": 3 * shape.hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "max_position_embeddings": _TEXT_POSITIONS,
+        **family(model_type).small(shape),
+    }
 
 
 def _fields(model_type: str, shape: Shape) -> dict[str, Any]:

@@ -12,11 +12,12 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from forebay import models
 from forebay.backends import make_ops
-from forebay.families import TYPES
+from forebay.families import TEXT_ENCODERS, TYPES
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import config_from_folder
 from forebay.families.small import small_config
 from forebay.families.small_pictures import SMALL, WITH_PICTURES
+from forebay.formats.safetensors import SINGLE_NAME
 from forebay.models.encoder import load_encoder
 from forebay.models.random_weights import random_tensor, write_random_weights
 from tests.models.drive import Driver
@@ -140,3 +141,16 @@ def test_progress_counts_the_bytes_written(tmp_path):
     write_random_weights(config, tmp_path / "w", dtype="bfloat16", seed=0, progress=lambda *now: seen.append(now))
     assert seen == sorted(seen)
     assert seen[-1] == (open_checkpoint(tmp_path).num_bytes // 2,) * 2
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("model_type", TEXT_ENCODERS)
+def test_small_text_encoder_has_the_weights_that_its_type_needs(model_type: str, tmp_path: Path) -> None:
+    fields = small_config(model_type, hidden_size=64, num_layers=2, vocab_size=40)
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    config = config_from_folder(tmp_path)
+    assert (config.model_type, config.unknown_options) == (model_type, ())
+    write_random_weights(config, tmp_path / SINGLE_NAME, dtype="float32", seed=1, progress=lambda done, total: None)
+    model = models.load(open_checkpoint(tmp_path), ops=make_ops("torch", 1), dtype=torch.float32)
+    assert not model.generates
+    assert model.cache_specs() == ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from forebay.families.fields import Fields
 from forebay.families.model_config import Family
@@ -15,6 +15,7 @@ from forebay.families.parts.text_encoder import (
     names_below,
     no_pooler,
 )
+from forebay.families.shape import Shape
 
 _HARMLESS: Final = HARMLESS | {"legacy", "pooler_dropout", "cls_dropout", "pooler_hidden_size", "padding_idx"}
 _TERMS: Final = {"c2p", "p2c"}
@@ -64,8 +65,13 @@ def _parse(fields: Fields) -> DebertaConfig:
     )
 
 
+def _small(shape: Shape) -> dict[str, Any]:
+    return {"relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 32, "norm_rel_ebd": "layer_norm"}
+
+
 FAMILY: Final = Family(
     parse=_parse,
+    small=_small,
     harmless=_HARMLESS,
     names=names_below("deberta", "lm_predictions.", "mask_predictions.", "cls."),
     unused=no_pooler,
