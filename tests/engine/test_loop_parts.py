@@ -15,7 +15,7 @@ import pytest
 
 from forebay.base.errors import ConfigError
 from forebay.base.units import human_bytes
-from forebay.config.engine_config import DisaggregationMode, EngineConfig, HisparseOptions
+from forebay.config.engine_config import DisaggregationMode, EngineConfig, HisparseOptions, RankOptions
 from forebay.engine.frames import CheckTransfers, GetTree
 from forebay.engine.loop import process, roles, start_report, surveys
 from forebay.engine.loop.checks import MOST_BYTES, Checks
@@ -365,6 +365,13 @@ def report_config(**changes: Any) -> Any:
 )
 def test_report_says_what_sleep_does_with_weights(changes: dict[str, Any], row: tuple[str, str]) -> None:
     assert start_report._of_memory_saver(report_config(**changes)) == ("memory", "memory saver", *row)
+
+
+@pytest.mark.parametrize(("size", "rows"), [(1, 0), (3, 1)])
+def test_start_report_has_the_bytes_of_rank_0_if_there_are_several(size: int, rows: int) -> None:
+    found = start_report._of_ranks(report_config(ranks=RankOptions(size=size)), 3 << 20, 1 << 20)
+    what = "rank 0 has 3.0 MiB of weights and 1.0 MiB of caches; this table is about rank 0"
+    assert found == [("model", "ranks", str(size), what)] * rows
 
 
 def test_start_report_names_the_product_of_each_shape_and_its_reason() -> None:

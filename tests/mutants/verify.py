@@ -63,6 +63,13 @@ VERIFY = (
         "verify/test_shown.py::test_steps_planned_ahead_count_only_for_requests_that_they_decoded",
     ),
     Mutant(
+        "C28 two ranks count as shown only if both executed every step",
+        "verify/circumstances.py",
+        'if found and steps == count["engine.steps"] else ""',
+        'if found else ""',
+        "verify/test_shown.py::test_two_ranks_count_only_if_both_executed_every_step",
+    ),
+    Mutant(
         "C28 pictures count as shown for answers to pictures alone",
         "verify/circumstances.py",
         "bool(question.pictures) and touched(engines, question, answer)",

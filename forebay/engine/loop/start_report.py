@@ -37,7 +37,7 @@ def start_report(
         *_of_draft_model(config, runner),
         *_of_adapters(config, model),
         *_of_encoder(runner),
-        *_of_ranks(config),
+        *_of_ranks(config, model.weight_bytes, sum(allocated.values())),
         ("model", "kernels", ops.name, _why_kernels(config, ops)),
         *_of_products(ops),
         *_of_fallbacks(ops),
@@ -56,10 +56,11 @@ def start_report(
     ]
 
 
-def _of_ranks(config: EngineConfig) -> Report:
-    size = config.ranks.size
-    each = "one log of steps for all; weights, caches and graphs of this table are those of rank 0"
-    return [("model", "ranks", str(size), each)] if size > 1 else []
+def _of_ranks(config: EngineConfig, weight_bytes: int, cache_bytes: int) -> Report:
+    if config.ranks.size == 1:
+        return []
+    own = f"rank 0 has {human_bytes(weight_bytes)} of weights and {human_bytes(cache_bytes)} of caches"
+    return [("model", "ranks", str(config.ranks.size), f"{own}; this table is about rank 0")]
 
 
 def _why_kernels(config: EngineConfig, ops: Ops) -> str:
