@@ -29,6 +29,7 @@ from forebay.config.flag import Value
 from forebay.engine.lifecycle.launch import launch
 from forebay.families.model_config import config_from_folder
 from forebay.families.small import small_config
+from forebay.requests.step_plan import Launched, StepPlan
 from forebay.text.tokenizer_saving import save_tokenizer
 from forebay.verify import asking
 from forebay.verify.circumstances import Circumstance
@@ -146,21 +147,33 @@ async def verify(name: str, folder: Path, options: argparse.Namespace) -> bool:
 
 def run_engine() -> int:
     """Run an engine process whose interpreter keeps what it would find again, and whose graphs are those of a GPU: of
-    as many tokens, padded, and each replay held to what was captured."""
+    as many tokens, padded, and each replay held to what was captured. Torch's functions of an element have the same
+    bits wherever it lies, as a GPU's have."""
     from forebay.engine.loop import build
     from forebay.engine.loop.process import main as run
     from forebay.ops.triton import attention
+    from forebay.runtime.model_runner import ModelRunner
     from tests.ops.interpreter import speed_up
+    from tests.runtime.elementwise import SameEverywhere
     from tests.runtime.fake_cuda import FakeCudaGraphs
 
     class Graphs(FakeCudaGraphs):
         captures_quickly = True  # where a step first needs one: few are needed
         _WARM_UPS = 0
 
+    launch_step = ModelRunner.launch
+
+    def launched(runner: ModelRunner, plan: StepPlan) -> Launched:
+        with SameEverywhere():  # type: ignore[no-untyped-call]
+            return launch_step(runner, plan)
+
     speed_up()
     attention._PROGRAMS = PROGRAMS
     del sys.argv[1]  # ENGINE
-    with mock.patch.object(build, "graphs_for", return_value=Graphs()):
+    with (
+        mock.patch.object(build, "graphs_for", return_value=Graphs()),
+        mock.patch.object(ModelRunner, "launch", launched),
+    ):
         return run()
 
 
