@@ -259,6 +259,13 @@ GPU: Final[tuple[Mutant, ...]] = (
         "ops/test_triton_ptx.py::test_kernels_load_wide_pieces_and_products_fill_matrix_units_without_spills",
     ),
     Mutant(
+        "C31 codes are loaded in pieces of 16 bytes, not one word a thread",
+        _PRODUCTS,
+        "            tl.multiple_of(tl.load(here).to(tl.pointer_type(tl.int32 if BITS >= 4 else tl.uint8)), 16)\n",
+        "            tl.load(here).to(tl.pointer_type(tl.int32 if BITS >= 4 else tl.uint8))\n",
+        "ops/test_triton_ptx.py::test_kernels_load_wide_pieces_and_products_fill_matrix_units_without_spills",
+    ),
+    Mutant(
         "C31 two products share the rows of a weight only if their bits are the same",
         "ops/triton/choices.py",
         "if not all(torch.equal(our(rows[:count]), whole[:count]) for count in counts)",
