@@ -44,8 +44,11 @@ CASES = (
     *("llama", "qwen3", "gpt_oss", "falcon_h1", "qwen3_next", "kimi_linear", "deepseek_v3", "gemma4_text"),
     *("deepseek_v4-short-blocks", "glm5_next_text", "jamba", "glm_moe_dsa", "lfm3", IN_INT4, WITH_ADAPTERS),
 )
+# Tables of n-grams are read on a CPU alone.
+ON_A_CPU = (*CASES, "qwen4_exp_text-ngrams")
+_SLOW = ("glm5_next_text", "qwen4_exp_text-ngrams")
 RUNS = [
-    *(pytest.param(NATIVE, case, marks=[pytest.mark.slow][: case == "glm5_next_text"]) for case in CASES),
+    *(pytest.param(NATIVE, case, marks=[pytest.mark.slow][: case in _SLOW]) for case in ON_A_CPU),
     *(pytest.param("cpu", case, marks=[INTERPRETER_ALONE, *[pytest.mark.slow][: case != IN_INT4]]) for case in CASES),
     *(pytest.param("cuda", case, marks=pytest.mark.gpu) for case in CASES),
 ]
@@ -162,6 +165,6 @@ def check(backend: str, case: str, tmp_path: Path) -> None:
         return plans
 
     expected = alone(planner())
-    for answer in beside_others(planner(), copied=not case.startswith(("deepseek_v4", "glm5_next"))):
+    for answer in beside_others(planner(), copied=not case.startswith(("deepseek_v4", "glm5_next", "qwen4_exp"))):
         assert answer == expected
     assert with_drafts(planner(WIDTH), expected) == expected
