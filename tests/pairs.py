@@ -37,11 +37,10 @@ def all_pairs(options: Mapping[str, Sequence[Any]], seed: int = 0) -> list[Row]:
     return rows
 
 
-def covering(rows: Sequence[Mapping[str, object]]) -> list[int]:
-    """Return the indices of rows that cover every pair of two parameters' values that any row has.
+def most_pairs(rows: Sequence[Mapping[str, object]]) -> list[int]:
+    """Return the indices of rows that cover every pair, the row that covers most of what is missing first.
 
-    A value is one object: rows of a product share theirs. Greedy: each row covers most of what is missing, the first of
-    those that cover as much.
+    A value is one object: rows of a product share theirs. If several rows cover as much, the first of them is taken.
     """
     numbers: dict[tuple[str, int], int] = {}
     numbered = [
@@ -61,7 +60,7 @@ def covering(rows: Sequence[Mapping[str, object]]) -> list[int]:
             kept.append(i)
         elif num_new:
             heappush(heap, (-num_new, i))
-    return sorted(kept)
+    return kept
 
 
 def _random(rng: Random, options: Mapping[str, Sequence[Any]]) -> dict[str, int]:

@@ -1,8 +1,9 @@
 """Which cases of a test the short tier runs; `make test-all` runs all of them.
 
-- Of a test with three parameters or more: cases in which every two values of two parameters meet, if they ever do.
-- Of a test with fewer parameters: at most twelve. Gates, tests with `@pytest.mark.whole` and those that a mutant names
-  run each case.
+- Of a test: at most four cases. Of one with three parameters or more, those that have most pairs of values.
+- Of a test below `tests/ops` with three parameters or more: cases in which every two values of two parameters meet, if
+  they ever do. A kernel has a variant for each instruction set, type and shape.
+- Gates, tests with `@pytest.mark.whole` and those that a mutant names run each case, or those pairs.
 - Of a test with `@pytest.mark.quick(8)`: at most eight.
 - Of each test of a file with `pytestmark = pytest.mark.quick(8)`: at most eight, and those pairs if they are fewer.
 
@@ -23,10 +24,11 @@ from typing import Any, Final
 import pytest
 
 from tests.mutants import MUTANTS
-from tests.pairs import covering
+from tests.pairs import most_pairs
 
 SHORT_TIER: Final = "not slow"  # of the option -m
-MOST: Final = 12  # cases of a test that says nothing else
+MOST: Final = 4  # cases of a test that says nothing else
+KERNELS: Final = "tests/ops/"
 GATES: Final = "tests/test_", "tests/docs/"  # of the source and of the documents, each part of which counts
 LONG_S: Final = 1.0
 MOST_LISTED: Final = 20
@@ -82,13 +84,18 @@ def _kept(test: pytest.Item, cases: Mapping[str, Mapping[str, object]]) -> set[s
 
 
 def _chosen(test: pytest.Item, cases: Mapping[str, Mapping[str, object]]) -> set[str]:
-    mark = test.get_closest_marker("quick")
-    most = mark.args[0] if mark else len(cases)
-    if max(map(len, cases.values()), default=0) < 3 or mark in test.own_markers:
-        return sample([*cases], most if mark or _is_whole(test) else MOST)
-    names = sorted(cases, key=_digest)  # where several would do, not the first of each list
-    pairs = {names[i] for i in covering([cases[name] for name in names])}
-    return pairs if len(pairs) <= most else sample(names, most)
+    mark, is_whole = test.get_closest_marker("quick"), _is_whole(test)
+    has_pairs = max(map(len, cases.values()), default=0) >= 3
+    if mark in test.own_markers:
+        return sample([*cases], mark.args[0])
+    if is_whole and not has_pairs and not mark:
+        return {*cases}
+    names = sorted(cases, key=_digest)  # if several cover as much, not the first of each list
+    order = most_pairs([cases[name] for name in names])
+    if mark:
+        return {names[i] for i in order} if len(order) <= mark.args[0] else {*names[: mark.args[0]]}
+    has_all_pairs = is_whole or (has_pairs and test.nodeid.startswith(KERNELS))
+    return {names[i] for i in (order if has_all_pairs else order[:MOST])}
 
 
 def _is_whole(test: pytest.Item) -> bool:

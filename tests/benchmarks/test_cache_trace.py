@@ -8,7 +8,6 @@ from benchmarks.cache_trace import Player, Setup, make_trace, setups
 from forebay.config.engine_config import StateStrategy
 
 
-@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "setup",
     [setup for setup in setups(quick=True) if setup.page_size == 1],

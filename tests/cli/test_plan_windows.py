@@ -52,7 +52,6 @@ def context_of(capsys: pytest.CaptureFixture[str], folder: str, *words: str) -> 
     return int(json.loads(printed)["capacity"][-1]["context"]) if printed else 0
 
 
-@pytest.mark.quick(8)
 @pytest.mark.parametrize("memory", ["16GiB", "32GiB", "48GiB", "64GiB"])
 @pytest.mark.parametrize("name", WINDOWED)
 def test_plan_default_of_a_windowed_model_has_the_context_of_one_request(

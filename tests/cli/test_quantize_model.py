@@ -47,7 +47,6 @@ def test_quantize_writes_a_folder_with_the_tokens_of_the_original_quantized(
     assert {path.name for path in out.iterdir()} == {path.name for path in model.iterdir()}
 
 
-@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -34,7 +34,6 @@ WINDOWED = [case for case, (_, fields) in CASES.items() if "window" in f"{case} 
 PAIRS = [(case, shape) for number, case in enumerate(WINDOWED) for shape in (list(SHAPES)[number % len(SHAPES)],)]
 
 
-@pytest.mark.quick(24)
 @pytest.mark.parametrize(("case", "shape"), PAIRS)
 def test_c8_memory_has_what_admission_promises(case: str, shape: str) -> None:
     path, page_size = str(shared_tiny(case).path), page_size_of(case, 4)

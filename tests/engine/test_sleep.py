@@ -78,7 +78,6 @@ def poison(core: EngineCore) -> None:
             region.memory[:size] = b"\xa7" * size
 
 
-@pytest.mark.quick(5)
 @pytest.mark.parametrize("case", by_tier(ONE_OF_EACH))
 def test_c25_tokens_are_the_same_after_a_sleep_of_any_tags_and_those_of_new_weights_after_an_update(
     case: str, tmp_path: Path

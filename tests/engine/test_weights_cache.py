@@ -82,7 +82,6 @@ def only_file(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.quick(4)
 @pytest.mark.parametrize("quantization", ["int4", "int8"])
 @pytest.mark.parametrize("case", SIZES)
 def test_second_start_maps_the_file_and_gives_the_same_tokens(

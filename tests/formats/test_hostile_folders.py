@@ -91,7 +91,6 @@ def test_what_is_no_file_is_refused_by_its_name(name, kind, folder, most_memory)
 
 
 @pytest.mark.long
-@pytest.mark.quick(42)
 @pytest.mark.parametrize("kind", CONTENTS)
 @pytest.mark.parametrize("name", [*JSON_FILES, "chat_template.jinja"])
 def test_what_cannot_be_read_is_refused_by_its_name(name, kind, folder, most_memory):
@@ -234,7 +233,6 @@ NESTED = [
 ]
 
 
-@pytest.mark.quick(5)
 @pytest.mark.parametrize(("model_type", "nested"), NESTED, ids=lambda value: str(value)[:60])
 def test_wrong_types_within_a_configuration_are_refused_or_read(model_type, nested, tmp_path):
     sound = {**small_config(model_type, hidden_size=64, num_layers=2, vocab_size=64), **nested}

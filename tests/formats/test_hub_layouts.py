@@ -115,7 +115,6 @@ LAYOUTS: dict[str, tuple[Callable[[Files], Files], str, str]] = {
 }
 
 
-@pytest.mark.quick(5)
 @pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_pull_each_layout_resumes_and_stores_what_serve_opens(

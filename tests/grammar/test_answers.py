@@ -112,7 +112,6 @@ def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
     return Vocabulary(marks, special=request.param == "special")
 
 
-@pytest.mark.quick(16)
 @pytest.mark.parametrize("name", CALL_PARSERS)
 @pytest.mark.parametrize("must_call", [True, False])
 def test_calls_are_what_their_tools_take(vocabulary: Vocabulary, name: str, must_call: bool) -> None:
@@ -256,7 +255,6 @@ FREE = CallRule("free", BROKEN, False, "tools.1")
 ANY_ARGUMENTS = {"other": [1, {"a": None}], "text": "x y", "n": 5}
 
 
-@pytest.mark.quick(20)
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_call_of_a_tool_that_is_not_enforced_has_any_arguments_beside_one_that_is(
     vocabulary: Vocabulary, name: str

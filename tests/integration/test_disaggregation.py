@@ -147,7 +147,6 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.quick(4)
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_c21_two_engines_say_what_one_says(alone: Servers, pair: Servers, body: dict[str, Any]) -> None:
     expected, found = alone.complete(**body), pair.complete(**body)

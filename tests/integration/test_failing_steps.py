@@ -52,7 +52,6 @@ def rig(request: pytest.FixtureRequest) -> Rig:
     return made
 
 
-@pytest.mark.quick(5)
 @pytest.mark.parametrize("seed", range(6))
 def test_failing_steps_change_no_token_of_other_requests(rig: Rig, seed: int) -> None:
     rng = random.Random(seed)

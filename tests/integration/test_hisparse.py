@@ -35,7 +35,6 @@ def tiered(known: Known, **options: Any) -> Engine:
     return known.rig.engine(**{**HOT, **options})
 
 
-@pytest.mark.quick(5)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("chunk", [7, 512])
 def test_hisparse_equals_off_by_page_and_chunk(known: Known, page_size: int, chunk: int) -> None:

@@ -118,7 +118,6 @@ SHAPES = (
 )
 
 
-@pytest.mark.quick(4)
 @pytest.mark.parametrize("shape", SHAPES, ids=["no-buffer", "few-rows", "kept", "no-cache"])
 def test_c28_no_shape_of_the_engine_changes_a_bit(known: Known, shape: dict[str, Any]) -> None:
     """Two passes over one engine, so that the second meets what the first left in the cache."""
@@ -133,7 +132,6 @@ def test_c28_no_shape_of_the_engine_changes_a_bit(known: Known, shape: dict[str,
         assert (engine.count("retractions_kept") > 0) == ("retraction_host_bytes" in shape)
 
 
-@pytest.mark.quick(4)
 @pytest.mark.parametrize("overlap_depth", [0, 1])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_c19_a_conversation_resumes_from_its_states(
@@ -175,7 +173,6 @@ def test_c19_hits_of_every_length_around_pages(rig: Rig, alone: Callable[..., li
             engine.core.scheduler.pools.cache.evict(3)
 
 
-@pytest.mark.quick(4)
 @pytest.mark.parametrize("retraction_host_bytes", [0, 1 << 30])
 @pytest.mark.parametrize("overlap_depth", [0, 1])
 def test_c26_retracted_requests_lose_no_token_kept_or_computed_again(
@@ -196,7 +193,6 @@ def test_c26_retracted_requests_lose_no_token_kept_or_computed_again(
     assert engine.bytes_on_host() == 0
 
 
-@pytest.mark.quick(4)
 @pytest.mark.parametrize("overlap_depth", [0, 1])
 def test_c27_aborted_requests_change_no_token_of_others(known: Known, overlap_depth: int) -> None:
     engine = known.rig.engine(
@@ -215,7 +211,6 @@ def test_c27_aborted_requests_change_no_token_of_others(known: Known, overlap_de
     known.check(engine)
 
 
-@pytest.mark.quick(4)
 def test_c9_a_flush_with_requests_under_way_changes_nothing(known: Known) -> None:
     engine = known.rig.engine(page_size=4, radix_cache=True, chunked_prefill_size=16)
     flushes = iter(range(1_000_000))

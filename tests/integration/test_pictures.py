@@ -165,7 +165,6 @@ def test_same_text_with_another_picture_gives_other_log_probabilities(shown: Sho
     assert shown.alone[0][1][0] != shown.alone[1][1][0]
 
 
-@pytest.mark.quick(4)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 512])
 def test_tokens_do_not_depend_on_pages_and_chunks(shown: Shown, page_size: int, chunk: int) -> None:
@@ -191,7 +190,6 @@ def test_prefix_hits_before_inside_and_behind_pictures(shown: Shown, page_size: 
     assert all(num >= len(prompt.ids) - 2 * page_size for num, prompt in zip(cached, shown.prompts, strict=True))
 
 
-@pytest.mark.quick(5)
 def test_picture_whose_tokens_are_cached_is_not_encoded_again(shown: Shown) -> None:
     engine = shown.rig.engine(radix_cache=True, page_size=1)
     shown.check(engine, apart=40)

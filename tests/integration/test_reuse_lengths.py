@@ -105,7 +105,6 @@ def test_answer_of_any_length_is_reused_up_to_a_page_or_the_last_tracked_state(r
         check(engine, prompt + answer + FOLLOWING, length if length % page == 0 else length // unit * unit)
 
 
-@pytest.mark.quick(6)
 def test_prompt_that_leaves_a_longer_one_at_any_multiple_says_why_it_reuses_less(engine: Engine) -> None:
     """Behind the branch there may be no state; then the reason names what was not kept."""
     rng, page = random.Random(5), engine.core.scheduler.config.page_size

@@ -56,7 +56,6 @@ def test_a_draft_head_guesses_what_its_layers_do_in_transformers(case, headed, l
     torch.testing.assert_close(found, logits, **TOLERANCE)
 
 
-@pytest.mark.quick(5)
 @pytest.mark.parametrize("case", ["deepseek_v3", "bailing_hybrid", "mellum", "glm4_moe"])
 def test_a_draft_head_guesses_what_transformers_own_does(case, headed, load_headed):
     oracle, ids = headed(case), random_ids(LENGTH + 1, seed=2)
@@ -66,7 +65,6 @@ def test_a_draft_head_guesses_what_transformers_own_does(case, headed, load_head
     torch.testing.assert_close(drafted, expected, **TOLERANCE)
 
 
-@pytest.mark.quick(5)
 @pytest.mark.parametrize("case", ["qwen3_next", "deepseek_v3", "deepseek_v32", "mellum", "nemotron_h"])
 @pytest.mark.parametrize("chunk", [1, 7])
 def test_chunks_are_the_same_to_a_draft_head(case, chunk, headed, load_headed):
@@ -110,7 +108,6 @@ def test_what_a_draft_head_keeps_and_weighs_counts_only_where_it_is_wanted(case,
     assert needs_of(config).cache_specs == own
 
 
-@pytest.mark.quick(5)
 @pytest.mark.parametrize("case", HEADS)
 def test_a_draft_head_changes_nothing_of_the_model(case, headed, load_headed, load):
     path, ids = headed(case).path, random_ids(LENGTH, seed=5)

@@ -42,7 +42,6 @@ def _is_view(result: Any, args: tuple[Any, ...]) -> bool:
     return all(output.untyped_storage().data_ptr() in sources for output in outputs)
 
 
-@pytest.mark.quick(20)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", by_tier(CASES))
 def test_a_decode_step_computes_nothing_in_torch(case, dtype, tiny, native):

@@ -127,7 +127,6 @@ def converted(tmp_path_factory):
     return path
 
 
-@pytest.mark.quick(6)
 @pytest.mark.parametrize("case", ARCHITECTURES)
 def test_every_architecture_keeps_the_values_of_its_file(case, converted):
     codes = {name: t for name, t in open_checkpoint(converted(case)).tensors.items() if t.codes is not None}
@@ -136,7 +135,6 @@ def test_every_architecture_keeps_the_values_of_its_file(case, converted):
         np.testing.assert_array_equal(read(tensor.codes), read_tensor(tensor), err_msg=name)
 
 
-@pytest.mark.quick(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", ARCHITECTURES)
 def test_weights_in_codes_give_the_logits_of_the_same_weights_in_the_dtype(case, dtype, converted):
@@ -195,7 +193,6 @@ TURNS = replace(GATE_UP, rows=(range(0, 512, 2), range(7, 8), range(1, 512, 3)))
 HALVED = matrix({"mlp.down": 256}, scales=((100, 0.5), (156, 2.0)))
 
 
-@pytest.mark.quick(24)
 @pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q8_0", *K_TYPES, *LARGER])
 @pytest.mark.parametrize("param", [QKV, GATE_UP, TURNS, HALVED], ids=["qkv", "gate and up", "rows", "scales"])
 def test_what_was_packed_are_the_values_of_the_file(type_name, param, llama, ops):
@@ -283,7 +280,6 @@ def test_logits_stay_near_those_of_float32(quantization, llama, ops):
         assert relative_error(logits, expected) < (0.03 if dtype == torch.float32 else 0.06)
 
 
-@pytest.mark.quick(6)
 @pytest.mark.parametrize("case", ARCHITECTURES)
 def test_chunks_do_not_change_a_bit_of_any_architecture(case, converted, native):
     """C28, with weights in codes."""

@@ -45,7 +45,6 @@ def make(
     return folder
 
 
-@pytest.mark.quick(5)
 @pytest.mark.parametrize("model_type", by_tier(TYPES))
 def test_transformers_gives_the_same_logits_for_the_same_folder(model_type, load, tmp_path):
     path, ids = make(tmp_path, model_type), random_ids(40, seed=1)
@@ -57,7 +56,6 @@ def test_transformers_gives_the_same_logits_for_the_same_folder(model_type, load
     assert 0.05 < logits.std() < 20
 
 
-@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "model_type",
     [pytest.param(name, marks=[pytest.mark.slow] * (name == "gemma4_unified")) for name in WITH_PICTURES],

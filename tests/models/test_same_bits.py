@@ -16,7 +16,6 @@ IDS = random_ids(LENGTH, seed=5)
 OTHERS = {row: random_ids(LENGTH, seed=row) for row in range(2, NUM_ROWS + 1)}
 
 
-@pytest.mark.quick(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", by_tier(CASES))
 def test_chunks_and_other_rows_do_not_change_a_bit(case, dtype, tiny, native):

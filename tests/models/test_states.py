@@ -51,7 +51,6 @@ OF_BLOCKS = ("deepseek_v4", "glm5_next_text", "qwen4_exp_text")
 ANYWHERE = [case for case, (model_type, _) in CASES.items() if model_type not in OF_BLOCKS]
 
 
-@pytest.mark.quick(7)
 @pytest.mark.parametrize("case", by_tier(ANYWHERE))
 def test_a_sequence_goes_on_from_snapshots_inside_the_steps_of_another(case, tiny, load):
     oracle = tiny(case)
@@ -59,7 +58,6 @@ def test_a_sequence_goes_on_from_snapshots_inside_the_steps_of_another(case, tin
         oracle.assert_agrees(logits, tokens, f"behind {length}", first=length)
 
 
-@pytest.mark.quick(7)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", by_tier(ANYWHERE))
 def test_what_goes_on_from_a_snapshot_has_the_bits_of_what_was_never_interrupted(case, dtype, tiny, native):

@@ -35,7 +35,6 @@ def logits(model: models.Model) -> Tensor:
     return Driver(model, dtype=torch.float32).step([(1, random_ids(20, seed=0))])[0]
 
 
-@pytest.mark.quick(5)
 @pytest.mark.parametrize("kernels", ["torch", NATIVE])
 @pytest.mark.parametrize("case", CASES)
 def test_bfloat16_checkpoint_in_float32_has_the_logits_of_its_numbers_in_float32(

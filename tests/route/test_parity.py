@@ -141,7 +141,6 @@ def _try(both: Twins, operation: Any, mode: GenerationMode, seed: int) -> None:
 BODY = b'{"prompt":"x","max_tokens":2,"seed":1}'
 
 
-@pytest.mark.quick(40)
 @pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize(
     "headers",

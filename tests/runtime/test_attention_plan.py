@@ -22,7 +22,6 @@ from tests.ops.helpers import normal
 LAYERS, ROWS, PAGES, PAGE_SIZE, WINDOW = 3, 4, 40, 16, 70
 
 
-@pytest.mark.quick(8)
 @pytest.mark.parametrize("case", by_tier(CASES))
 def test_a_step_of_any_model_has_one_plan_for_each_page_map(case: str, native_ops: NativeOps) -> None:
     model = models.load(open_checkpoint(shared_tiny(case).path), ops=native_ops, dtype=torch.float32)

@@ -284,7 +284,6 @@ def test_a_row_handed_to_the_next_request_keeps_nothing_of_the_last():
     assert later == run_alone(2, WISHES["greedy"], prompt(2), steps=4)
 
 
-@pytest.mark.quick(4)
 @pytest.mark.parametrize("wish", WISHES)
 @pytest.mark.parametrize("kept", [1, 3])
 def test_a_request_goes_on_after_a_retraction_as_if_there_had_been_none(wish, kept):

@@ -95,7 +95,6 @@ def _spoiled(plans: HybridPlanner, row: int) -> Iterator[Tensor]:
         state[at] = before
 
 
-@pytest.mark.quick(4)
 @pytest.mark.parametrize("case", CASES)
 def test_a_state_that_is_not_finite_shows_in_the_very_next_token(case: str, make_plans: Any) -> None:
     """So a state that a step leaves, and whose tokens' hidden states are finite, is finite itself."""
@@ -113,7 +112,6 @@ def test_a_state_that_is_not_finite_shows_in_the_very_next_token(case: str, make
                 tensor[plans.slots[1]] = state
 
 
-@pytest.mark.quick(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_a_key_or_value_that_is_not_finite_shows_in_its_own_step(

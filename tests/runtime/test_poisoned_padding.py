@@ -76,13 +76,11 @@ def check(case: str, ops: Ops, *, kv_dtype: torch.dtype = torch.float32, num_dec
             assert here.top_logprobs == pytest.approx(there.top_logprobs, abs=1e-5)
 
 
-@pytest.mark.quick(5)
 @pytest.mark.parametrize("case", TYPES)
 def test_poisoned_padding_native_graphs_change_nothing(case: str, native_ops: Any) -> None:
     check(case, native_ops, graphs=CpuGraphs(native_ops, Regions()))
 
 
-@pytest.mark.quick(5)
 @pytest.mark.parametrize("case", TYPES)
 def test_poisoned_padding_reference_changes_nothing(case: str) -> None:
     check(case, Ops(1), graphs=Eager(), num_decodes=2)

@@ -44,7 +44,6 @@ def run_alone(planner: NewPlanner, tokens: list[int], steps: int) -> list[StepRe
     return [plans.step(extends=[(1, len(tokens))])] + [plans.step(decodes=[1]) for _ in range(steps)]
 
 
-@pytest.mark.quick(4)
 def test_what_comes_back_from_the_host_goes_on_with_the_same_bits(planner):
     """C26"""
     plans = planner()
@@ -61,7 +60,6 @@ def test_what_comes_back_from_the_host_goes_on_with_the_same_bits(planner):
     assert entries(got[:5]) + entries(got[5:], 1) == expected
 
 
-@pytest.mark.quick(4)
 def test_what_goes_on_from_a_snapshot_and_shared_pages_has_the_same_bits(planner):
     """C18: the snapshot is taken in the middle of a chunk in company."""
     plans = planner()

@@ -249,7 +249,6 @@ def test_c3_a_conversation_hits_all_of_its_earlier_turns(kind: str) -> None:
 # -- C-9 --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(4)
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_c9_flush_with_steps_in_flight_changes_no_token_and_leaves_no_stale_hit(kind: str, depth: int) -> None:

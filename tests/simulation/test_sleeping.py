@@ -63,7 +63,6 @@ def test_c22_c31_of_two_engines_either_may_sleep_and_take_other_weights(seeds: r
     assert min(outcome.arrived, outcome.whole) >= outcome.pairs // 6
 
 
-@pytest.mark.quick(4)
 @pytest.mark.parametrize("seed", [252, 1934, 2381, 2840, 3892, 5016, 6157, 7981, 8322, 8924, 9771])
 def test_c22_c25_time_asleep_within_one_turn_is_not_delay(seed: int) -> None:
     """Seeds that failed while the oracles overlooked rests that begin and end within one turn."""
@@ -194,7 +193,6 @@ def who_waits_with_an_open_ticket_waits_for_ever(patch: Patch) -> None:
     patch.setattr(Role, "drain", lambda self: None)
 
 
-@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_simulator_of_sleeps_finds(name: str) -> None:
     seed = MUTATIONS.found_after(name, [FOUND_AT.get(name, 0), *range(PER_MUTATION)])

@@ -40,7 +40,6 @@ def decoded(sim: Scripted, tracked: Tracked, num_tokens: int = 1) -> None:
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(6)
 @of_all_kinds
 @on_all_sides
 def test_c16_a_stop_token_ends_its_request_at_every_place_among_the_accepted(side: str, depth: int, kind: str) -> None:
@@ -53,7 +52,6 @@ def test_c16_a_stop_token_ends_its_request_at_every_place_among_the_accepted(sid
         assert (tracked.received, tracked.finish) == (right[: right.index(stop) + 1], FinishReason.STOP)
 
 
-@pytest.mark.quick(6)
 @of_all_kinds
 @on_all_sides
 def test_c16_no_token_comes_behind_the_last_one_wherever_that_is_among_the_accepted(
@@ -67,7 +65,6 @@ def test_c16_no_token_comes_behind_the_last_one_wherever_that_is_among_the_accep
         assert (tracked.received, tracked.finish) == (right[:num_tokens], FinishReason.LENGTH)
 
 
-@pytest.mark.quick(4)
 @pytest.mark.parametrize("page_size", [1, 4, 7])
 @on_all_sides
 def test_b5_c16_the_end_of_the_context_and_of_the_pool_is_a_boundary_for_drafts_too(
@@ -84,7 +81,6 @@ def test_b5_c16_the_end_of_the_context_and_of_the_pool_is_a_boundary_for_drafts_
 # -- what stays -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(5)
 @pytest.mark.parametrize("num_right", [0, 1, W])
 @on_all_sides
 def test_c16_the_cache_has_of_a_request_what_was_accepted_and_not_a_token_more(
@@ -124,7 +120,6 @@ def test_c16_c18_a_state_is_tracked_at_its_length_wherever_that_is_among_the_acc
 # -- with widths in flight --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(5)
 @pytest.mark.parametrize("num_right", [0, W])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @of_all_kinds
@@ -165,7 +160,6 @@ def test_c12_c26_a_victim_is_planned_no_more_and_gives_way_when_its_length_is_kn
     assert (len(first.received), len(second.received)) == (20, 20)
 
 
-@pytest.mark.quick(4)
 @pytest.mark.parametrize("host", [False, True])
 @of_all_kinds
 def test_c26_tokens_are_the_same_after_retractions_between_wide_steps(kind: str, host: bool) -> None:
@@ -184,7 +178,6 @@ def test_c26_tokens_are_the_same_after_retractions_between_wide_steps(kind: str,
 # -- not finite -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_right", range(W))
 def test_c30_non_finite_values_behind_the_first_rejection_fail_no_request(kind: str, num_right: int) -> None:
@@ -203,7 +196,6 @@ def test_c30_non_finite_values_behind_the_first_rejection_fail_no_request(kind: 
         assert len(tracked.received) == (1 + position if harmed else 20)
 
 
-@pytest.mark.quick(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("ending", ["stop", "length"])

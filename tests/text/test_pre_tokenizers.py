@@ -162,7 +162,6 @@ def test_pre_tokenizers_every_name_of_the_table_has_its_oracle() -> None:
     assert WORDS.keys() == {*ORACLE, *WHOLE_TEXT, "afmoe"}
 
 
-@pytest.mark.quick(6)
 @pytest.mark.parametrize("pre", sorted({repr(steps): name for name, steps in ORACLE.items()}.values()))
 def test_pre_tokenizer_random_strings_have_the_words_of_another_engine(pre: str, strings: list[str]) -> None:
     for text in strings:

@@ -40,7 +40,6 @@ def in_this_process() -> Iterator[None]:
         yield
 
 
-@pytest.mark.quick(24)
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 @pytest.mark.parametrize("variables", [{}, {"tools": TOOLS}, {"documents": [{"title": "t", "text": "x"}]}], ids=list)
 def test_chat_template_render_any_conversation_equals_transformers(source: str, variables: dict[str, Any]) -> None:

@@ -18,7 +18,6 @@ from tests.transfer.pair import BACKENDS, EVERYTHING, half, layout_of, offer, pa
 from tests.transfer.scripted import Peer, decode_alone, hello, scripted_decode, scripted_offer
 
 
-@pytest.mark.quick(6)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("when", ["at once", "offered", "under way", "tail"])
 @pytest.mark.parametrize("side", ["prefill", "decode"])

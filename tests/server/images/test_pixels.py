@@ -101,7 +101,6 @@ def check(content: bytes, tiling: SquareTiles, *, splits: bool, kind: str = "smo
     assert found.pixels == tiles.tobytes()
 
 
-@pytest.mark.quick(12)
 @pytest.mark.parametrize("kind", PROCESSORS)
 @pytest.mark.parametrize("splits", [True, False])
 @pytest.mark.parametrize("size", SIZES, ids=str)

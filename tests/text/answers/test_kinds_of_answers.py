@@ -50,7 +50,6 @@ def _unclosed(spelling: Spelling, answer: Answer) -> str:
     return spelling.spell(answer).replace(tags.closes, "", 1)
 
 
-@pytest.mark.quick(8)
 @pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.parametrize("name", MARKED)
 def test_calls_in_unclosed_thinking_end_it(name: str, opened: bool) -> None:

@@ -81,7 +81,6 @@ def test_however_the_text_is_cut_the_parts_are_the_same(spelling: Spelling) -> N
         assert joined(read(spelling.formats, cuts(text, rng))) == whole
 
 
-@pytest.mark.quick(8)
 @every_format
 def test_an_answer_that_is_cut_off_is_the_beginning_of_the_whole(spelling: Spelling) -> None:
     rng = random.Random(7)
