@@ -34,8 +34,9 @@ class Code:
     loads: dict[int, int]
     matrix_units: dict[str, int]
     local_bytes: int  # of a thread, in memory instead of registers
-    local_in_loops: int  # loads and stores of these in any loop
-    skipped_in_loops: int  # instructions that a branch of an innermost loop, whose steps are keys or inputs, leaves out
+    local_in_loops: int  # loads and stores of these in innermost loops, whose steps are keys or inputs
+    local_in_any_loop: int
+    skipped_in_loops: int  # instructions that a branch of an innermost loop leaves out
     k_orders: list[str]  # in which matrix units take inputs
     fp8_units: int  # instructions of matrix units that multiply FP8
     variants: int  # of the kernel that were compiled until then
@@ -90,17 +91,20 @@ class Sass:
         back = [(to, at) for at, to in self.branches() if to < at]
         return [(begin, end) for begin, end in back if any(begin <= at <= end for at in loads)]
 
-    def local_in_loops(self) -> int:
-        """Return how many loads and stores of local memory are in loops."""
+    def inner_loops(self) -> list[tuple[int, int]]:
+        """Return the loops with no other loop in them."""
         loops = self.loops()
+        return [one for one in loops if not any(one[0] <= b and e <= one[1] for b, e in loops if (b, e) != one)]
+
+    def local_in(self, loops: list[tuple[int, int]]) -> int:
+        """Return how many loads and stores of local memory are in these loops."""
         return sum(
             any(begin <= at <= end for begin, end in loops) for at, text in self.instructions if _LOCAL.search(text)
         )
 
     def skipped_in_loops(self) -> int:
         """Return the most instructions that one branch forward within an innermost loop leaves out."""
-        loops = self.loops()
-        inner = [one for one in loops if not any(one[0] <= b and e <= one[1] for b, e in loops if (b, e) != one)]
+        inner = self.inner_loops()
         skips = [(at, to) for at, to in self.branches() if any(begin <= at < to <= end for begin, end in inner)]
         return max((sum(at < one < to for one, _ in self.instructions) for at, to in skips), default=0)
 
@@ -122,7 +126,8 @@ def _code(kernel: Any, variants: int, cubin: Path) -> Code:
         loads=dict(widths(ptx)),
         matrix_units={unit: ptx.count(unit) for unit in units if unit in ptx},
         local_bytes=local_bytes,
-        local_in_loops=sass.local_in_loops(),
+        local_in_loops=sass.local_in(sass.inner_loops()),
+        local_in_any_loop=sass.local_in(sass.loops()),
         skipped_in_loops=sass.skipped_in_loops(),
         variants=variants,
         fp8_units=len(re.findall(r"(?:mma|wgmma)[\w.:]*\.e4m3\.e4m3", ptx)) + ptx.count("kind::f8f6f4"),

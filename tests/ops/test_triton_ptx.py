@@ -91,9 +91,10 @@ def test_sass_counts_what_loops_spill_and_skip_and_not_what_lies_around_them() -
         /*00b0*/ @P1 BRA 0x10 ;
         /*00c0*/ BRA 0xc0 ;
     """
-    assert (Sass.of(text).local_in_loops(), Sass.of(text).skipped_in_loops()) == (2, 1)
+    sass = Sass.of(text)
+    assert (sass.local_in(sass.inner_loops()), sass.local_in(sass.loops()), sass.skipped_in_loops()) == (1, 2, 1)
     other = Sass.of(text.replace("/*0060*/ LDL", "/*0060*/ LDS").replace("@!P3 BRA 0x70", "@!P3 BRA 0x80"))
-    assert (other.local_in_loops(), other.skipped_in_loops()) == (1, 0)
+    assert (other.local_in(other.inner_loops()), other.local_in(other.loops()), other.skipped_in_loops()) == (0, 1, 0)
 
 
 @pytest.mark.long
@@ -125,6 +126,7 @@ def test_decodes_and_prompts_add_up_a_matrix_unit_s_inputs_in_one_order_for_ever
     found = compiled(arch, *KV)
     for name, code in found.items():
         _assert_no_spills(name, code, addresses=3 if arch == 90 else 0)
+        assert code.local_in_any_loop == 0, (name, code)
         # The mask of 8 scores of a thread, or of 16 or 32: of each a comparison and a choice, and positions.
         assert code.skipped_in_loops >= 24, (name, code.skipped_in_loops)
     if arch != 90:  # whose unit of 64 rows had the bits of that of 16 on an H100; of others only one is used
