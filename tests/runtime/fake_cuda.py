@@ -52,12 +52,19 @@ class Calls(DispatchMode):
         Kernel.__getitem__ = self._own  # type: ignore[method-assign]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READ or any(tag in func.tags for tag in _READS_VALUES):
+        if _reads(func, args):
             raise RuntimeError(f"{func} reads a value on the host, which no capture takes")
         if func in _COPIES_FROM_HOST:
             raise RuntimeError(f"{func} copies from the host's memory, which no capture takes")
         self.made.append((str(func), _plain(args), _plain(kwargs or {})))
         return func(*args, **(kwargs or {}))
+
+
+def _reads(func: Any, args: Any) -> bool:
+    """Return whether a function reads values on the host: of an index by places none, of one by a mask their number."""
+    if func is torch.ops.aten.index.Tensor:
+        return any(at is not None and at.dtype in (torch.bool, torch.uint8) for at in args[1])
+    return func in _READ or any(tag in func.tags for tag in _READS_VALUES)
 
 
 def _plain(value: Any) -> Any:

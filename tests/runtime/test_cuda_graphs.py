@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -20,6 +20,10 @@ from tests.runtime.fake_cuda import FakeCudaGraphs
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 
 CASES = ["llama", "gpt_oss", "falcon_h1", "qwen3_next", "kimi_linear", "deepseek_v4-short-blocks"]
+
+
+class Values(NamedTuple):
+    values: torch.Tensor
 
 
 def planner(case: str, ops: Any, backend: CudaGraphs | Eager, **sizes: Any) -> HybridPlanner:
@@ -84,6 +88,14 @@ def test_c15_a_step_of_more_tokens_than_any_graph_has_runs_by_its_python(
     graphed = planner("llama", native_ops, FakeCudaGraphs())
     assert captured(graphed) == [16, 20]
     assert sampled(graphed, 2) == sampled(planner("llama", native_ops, Eager()), 2)
+
+
+def test_c15_fake_capture_takes_an_index_by_places_and_none_by_a_mask() -> None:
+    values, graphs = torch.arange(4.0), FakeCudaGraphs()
+    (found,) = graphs.capture(lambda: Values(values[torch.arange(4) // 2 * 2]))()
+    assert found.tolist() == [0.0, 0.0, 2.0, 2.0]
+    with pytest.raises(RuntimeError, match="reads a value on the host"):
+        graphs.capture(lambda: Values(values[values > 1.0]))
 
 
 @pytest.mark.slow
