@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from forebay.base.errors import ConfigError
 from forebay.base.exit_codes import EXIT_FAILED
@@ -18,8 +18,20 @@ from forebay.engine.recorder.mark import NoMark
 from forebay.engine.recorder.replay import Difference, Outcome, Replay, first_mark, lines
 from forebay.scheduler.journal import Marked, Planned
 
+if TYPE_CHECKING:
+    from forebay.engine.recorder.tiny import Executed
+
 MOST_SLOTS: Final = 1 << 26  # of a pool: a file that names more was altered
 _WIDTH: Final = 48
+_UNREPEATABLE: Final = (
+    NoMark,
+    ArithmeticError,
+    AssertionError,
+    LookupError,
+    TypeError,
+    ValueError,
+    MemoryError,
+)
 
 
 def run(words: Sequence[str]) -> int:
@@ -31,6 +43,11 @@ def run(words: Sequence[str]) -> int:
     parser = Parser("replay", summary, "FILE [options]", ["flight-1.bin", "flight-1.bin --step 1200"])
     parser.option("file", nargs="?", help="what a server wrote when its engine failed, on SIGUSR1 or when asked")
     parser.option("--step", type=whole(0), metavar="N", help="print the plan of this step, and stop there")
+    parser.option(
+        "--on",
+        choices=("tiny",),
+        help="execute the plans on a small random model with the same layers, and compare requests with each one alone",
+    )
     own = parser.parse(words).own
     if not own.file:
         raise ConfigError("which file? Give the path that the server has logged")
@@ -41,10 +58,15 @@ def run(words: Sequence[str]) -> int:
         if own.step is not None or not any(isinstance(record, Marked) for record in recording.records):
             return _not_repeatable(path, recording, own.step)
         print(behind_mark(recording), file=sys.stderr)
-    outcome, replay = repeat(path, recording, -1 if own.step is None else own.step)
-    if own.step is not None and outcome.difference is None:
-        if replay.last is None or replay.last.step != own.step:
-            raise ConfigError(f"{path}: there is no step {own.step}; {outcome.num_plans} plans were repeated")
+    return _replayed(path, recording, own.step) if own.on is None else _on_tiny(path, recording, own.step)
+
+
+def _replayed(path: Path, recording: Recording, step: int | None) -> int:
+    """Replay, up to a step if one is given, and print the result."""
+    outcome, replay = repeat(path, recording, -1 if step is None else step)
+    if step is not None and outcome.difference is None:
+        if replay.last is None or replay.last.step != step:
+            raise ConfigError(f"{path}: there is no step {step}; {outcome.num_plans} plans were repeated")
         print("\n".join(lines(Planned.of(replay.last))))
         return 0
     print("\n".join(result_lines(outcome, len(recording.records))))
@@ -53,10 +75,7 @@ def run(words: Sequence[str]) -> int:
 
 def repeat(path: Path, recording: Recording, stop_at: int = -1) -> tuple[Outcome, Replay]:
     """Replay a recording. Raises ConfigError if its content cannot be given to a scheduler."""
-    config = recording.origin.config
-    slots = (config.num_pages, config.max_running_requests, config.context_length, *config.kinds.num_slots.values())
-    if not all(0 <= count <= MOST_SLOTS for count in slots) or config.page_size < 1:
-        raise ConfigError(f"{path}: it was altered: its pools have {max(slots)} slots")
+    _check_sizes(path, recording)
     try:
         replay = Replay(
             origin=recording.origin,
@@ -65,8 +84,52 @@ def repeat(path: Path, recording: Recording, stop_at: int = -1) -> tuple[Outcome
             begins_at_mark=recording.header.num_lost_bytes > 0,
         )
         return replay.run(), replay
-    except (NoMark, ArithmeticError, AssertionError, LookupError, TypeError, ValueError, MemoryError) as error:
+    except _UNREPEATABLE as error:
         raise ConfigError(f"{path}: its records cannot be repeated: {type(error).__name__}: {error!s:.200}") from error
+
+
+def _check_sizes(path: Path, recording: Recording) -> None:
+    config = recording.origin.config
+    slots = (config.num_pages, config.max_running_requests, config.context_length, *config.kinds.num_slots.values())
+    if not all(0 <= count <= MOST_SLOTS for count in slots) or config.page_size < 1:
+        raise ConfigError(f"{path}: it was altered: its pools have {max(slots)} slots")
+
+
+def _on_tiny(path: Path, recording: Recording, step: int | None) -> int:
+    """Execute the plans. Return 1 if one differs, cannot be executed, or changes what a request gets."""
+    if step is not None:
+        raise ConfigError("--step prints a plan, and --on executes all of them: leave one of them out")
+    if recording.header.num_lost_bytes:
+        raise ConfigError(
+            f"{path}: older records were overwritten, and with them what the prefix cache holds: replay without --on, "
+            "or record with a larger --flight-recorder"
+        )
+    from forebay.engine.recorder.tiny import run_on_tiny  # brings torch, which nothing but this needs here
+
+    _check_sizes(path, recording)
+    model_type = str(recording.header.model.get("model_type", ""))
+    try:
+        executed = run_on_tiny(recording.origin, recording.records, model_type)
+    except _UNREPEATABLE as error:
+        raise ConfigError(f"{path}: its records cannot be repeated: {type(error).__name__}: {error!s:.200}") from error
+    print("\n".join(result_lines(executed.outcome, len(recording.records))))
+    print("\n".join(executed_lines(executed)))
+    return EXIT_FAILED if executed.outcome.difference or executed.error or executed.fault else 0
+
+
+def executed_lines(executed: Executed) -> Iterator[str]:
+    """Yield the result of an execution on a small model."""
+    if executed.error:
+        yield f"a plan cannot be executed: {executed.error}"
+    fault = executed.fault
+    if fault is None:
+        yield f"{executed.num_compared:,} tokens of {executed.num_requests:,} requests are those of each request alone"
+        return
+    yield (
+        f"step {fault.step} gives request {fault.request} at position {fault.position} token {fault.recorded.token} "
+        f"with log-probability {fault.recorded.logprob:.6f}; alone it is {fault.alone.token} with "
+        f"{fault.alone.logprob:.6f}. `--step {fault.step}` prints the plan"
+    )
 
 
 def about(path: Path, recording: Recording) -> Iterator[str]:

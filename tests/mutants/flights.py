@@ -114,4 +114,18 @@ FLIGHTS = (
         "        if False:\n",
         "engine/test_recordings.py::test_marks_scheduler_with_a_request_has_no_state",
     ),
+    Mutant(
+        "C28 the choices of recorded plans are compared with those of each request alone",
+        "engine/recorder/tiny.py",
+        "if pair.recorded != pair.alone]",
+        "if pair.recorded is None]",
+        "engine/test_replay_on_tiny.py::test_replay_on_tiny_fault_of_memory_is_shown",
+    ),
+    Mutant(
+        "C6 memory that was freed is poisoned before the next plan",
+        "engine/recorder/tiny.py",
+        "                    self._engine.fill(name, freed, _POISON)\n",
+        "                    pass\n",
+        "engine/test_replay_on_tiny.py::test_replay_on_tiny_poisons_what_is_free",
+    ),
 )

@@ -60,6 +60,10 @@ Execute = Callable[[StepPlan], None]
 _INSIDE: Final = (Planned, Drafted, Compiled)  # records that a scheduler writes while it handles another one
 
 
+class NotExecuted(Exception):
+    """A plan could not be executed, for the reason in `__cause__`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """The first plan, by the number of its record, that differs. None means that no step was decided."""
@@ -203,7 +207,8 @@ class Replay:
         self._halt: Halt | None = None
 
     def run(self) -> Outcome:
-        """Give the scheduler all records. Return what came of it. Raises mark.NoMark if its state does not fit."""
+        """Give the scheduler all records. Return what came of it. Raises mark.NoMark if its state does not
+        fit, and NotExecuted."""
         if self.begins_at_mark:
             self._cursor.at, marked = first_mark(self.records)
             mark.put(self.scheduler, marked.state)
@@ -349,7 +354,10 @@ class Replay:
 
     def _planned(self, plan: StepPlan) -> None:
         self.plans[plan.step] = self.last = plan
-        self.execute(plan)
+        try:
+            self.execute(plan)
+        except Exception as error:  # not an error of the scheduler, which would be one of the recorded call
+            raise NotExecuted(f"step {plan.step}: {error}") from error
         if plan.step == self.stop_at:
             self.outcome.ended = f"step {plan.step} is planned"
 
