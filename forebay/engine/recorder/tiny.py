@@ -61,8 +61,8 @@ class Chosen(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What is chosen at a position of a request, counted from its first token: by the recorded plans, in this step, and
-    for the request alone."""
+    """A position of a request, counted from its first token, with what is chosen there by the recorded plans, in this
+    step, and for the request alone."""
 
     step: int
     request: int
