@@ -1,6 +1,7 @@
 """Which cases of a test the short tier runs; `make test-all` runs all of them.
 
 - Of a test: at most four cases. Of one with three parameters or more, those that have most pairs of values.
+- Of a test of the folders whose coverage only rises (memory, requests, scheduler): at most twelve.
 - Of a test below `tests/ops` with three parameters or more: cases in which every two values of two parameters meet, if
   they ever do. A kernel has a variant for each instruction set, type and shape.
 - Gates, tests with `@pytest.mark.whole` and those that a mutant names run each case, or those pairs.
@@ -28,6 +29,8 @@ from tests.pairs import most_pairs
 
 SHORT_TIER: Final = "not slow"  # of the option -m
 MOST: Final = 4  # cases of a test that says nothing else
+MOST_OF_COVERED: Final = 12
+COVERED: Final = "tests/memory/", "tests/requests/", "tests/scheduler/"
 KERNELS: Final = "tests/ops/"
 GATES: Final = "tests/test_", "tests/docs/"  # of the source and of the documents, each part of which counts
 LONG_S: Final = 1.0
@@ -95,7 +98,8 @@ def _chosen(test: pytest.Item, cases: Mapping[str, Mapping[str, object]]) -> set
     if mark:
         return {names[i] for i in order} if len(order) <= mark.args[0] else {*names[: mark.args[0]]}
     has_all_pairs = is_whole or (has_pairs and test.nodeid.startswith(KERNELS))
-    return {names[i] for i in (order if has_all_pairs else order[:MOST])}
+    most = MOST_OF_COVERED if test.nodeid.startswith(COVERED) else MOST
+    return {names[i] for i in (order if has_all_pairs else order[:most])}
 
 
 def _is_whole(test: pytest.Item) -> bool:

@@ -52,7 +52,11 @@ class ConfinedProcess:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with theirs:
-                self._child = child.start(["-P", "-m", module, str(theirs.fileno())], descriptors=[theirs.fileno()])
+                self._child = child.start(
+                    ["-P", "-m", module, str(theirs.fileno())],
+                    descriptors=[theirs.fileno()],
+                    label=module.rpartition(".")[2],
+                )
         except OSError as error:
             self._sock.close()
             raise Unavailable(f"the process for {work} cannot be started ({error.strerror})") from error

@@ -39,6 +39,18 @@ os.write(2, b'Traceback:\n  last words\n')
 os.write(2, b'{"event":"whole"}\n')
 os.abort()
 """
+WORKERS = """
+from forebay.base.confined import ConfinedProcess, Limits, NoAnswer
+from forebay.base.relay import relaying
+
+with relaying("server"):
+    limits = Limits(cpu_s=30.0, memory_bytes=1 << 30, answer_bytes=1 << 20)
+    for module in ("forebay.text.template_worker", "forebay.grammar.check_worker"):
+        try:
+            ConfinedProcess(module, limits, "work").exchange(b"?", 60.0)
+        except NoAnswer:
+            pass
+"""
 
 
 def formatted(message: object, *, level: int = logging.INFO, error: BaseException | None = None) -> dict[str, Any]:
@@ -113,3 +125,11 @@ def test_relay_keeps_the_last_words_of_a_child_that_crashes(output: tuple[list[d
     (words,) = [line for line in lines if line.get("process") == "engine"]
     assert words["text"] == "Traceback:\n  last words"
     assert {"event": "whole"} in lines
+
+
+def test_relay_has_what_workers_of_templates_and_grammars_write() -> None:
+    done = subprocess.run([sys.executable, "-c", WORKERS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    written = {line["process"]: line["text"] for line in map(json.loads, done.stderr.splitlines())}
+    assert {*written} == {"template_worker", "check_worker"}
+    assert all("Traceback" in text and "msgspec" in text for text in written.values())

@@ -54,7 +54,7 @@ def values(message: Any, *set_ones: str) -> list[Any]:
         (ADMISSION, ("row", "request_id", "params", "token_ids", "num_prompt")),
         (ENCODE, ("picture", "tile", "first_layer", "last_layer", "height", "width", "rows")),
         (HostWork(), ()),
-        (StepResult(token_ids=[]), ()),
+        (StepResult(token_ids=[]), ("num_ranks",)),
         (TokenLogprob(1, -0.5, 1), ("token_id", "logprob", "rank")),
     ],
     ids=lambda value: type(value).__name__,
