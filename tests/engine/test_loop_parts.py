@@ -350,7 +350,7 @@ def report_config(**changes: Any) -> Any:
     return SimpleNamespace(**{
         "device": "cpu", "kernels": "auto", "num_threads": 3, "weights_cpu_backup": False, "enable_memory_saver": True,
         "adapters": SimpleNamespace(max_loras=2, max_lora_rank=8, lora_modules=("a", "b", "c")),
-        "pictures": SimpleNamespace(mm_cache_bytes=2 << 20), **changes,
+        "pictures": SimpleNamespace(mm_cache_bytes=2 << 20), "ranks": SimpleNamespace(size=1), **changes,
     })  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forebay.base.errors import ConfigError
 from forebay.config.engine_config import KindOptions, SchedulingOptions, StateStrategy
-from forebay.memory.budget import PARTS, BudgetLine, KindDemand, MemoryBudget, MemoryDemand
+from forebay.memory.budget import LEAST_CONTEXT, PARTS, BudgetLine, KindDemand, MemoryBudget, MemoryDemand
 from forebay.memory.division import divide_memory
 from forebay.memory.kinds.build import make_demands
 from forebay.memory.kinds.declared import CacheSizes, KindSize, Sizing
@@ -144,14 +144,15 @@ def test_what_may_run_at_once_has_what_it_needs(demand: MemoryDemand) -> None:
 
 
 def is_no_worse(budget: MemoryBudget, other: MemoryBudget) -> bool:
-    """Whether `budget` has as many requests, or a longer context if that comes first. Beside states, whose share is of
-    whole slots, either may differ by a few."""
+    """Whether `budget` has as many requests, or a longer context as far as that comes first. Beside states, whose share
+    is of whole slots, either may differ by a few."""
     demand = budget.demand
     if demand.following and len(demand.following) < len(demand.kinds):
         return True
-    if not demand.following or not demand.page_bytes or demand.requests_first:
+    if not demand.following or not demand.page_bytes:
         return budget.max_running_requests >= other.max_running_requests
-    sizes = [(one.context_length, one.max_running_requests) for one in (budget, other)]
+    first = LEAST_CONTEXT if demand.requests_first else demand.context_length
+    sizes = [(min(one.context_length, first), one.max_running_requests) for one in (budget, other)]
     return sizes[0] >= sizes[1]
 
 
