@@ -17,8 +17,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 RUN = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow"]
 TESTS = [
-    *("memory", "requests", "scheduler", "simulation/test_scenarios.py", "simulation/test_hybrid_scenarios.py"),
-    *("engine/test_core.py", "engine/test_faults.py"),
+    *("memory", "requests", "scheduler", "simulation"),
+    *("engine/test_core.py", "engine/test_faults.py", "engine/test_recordings.py", "integration/test_cache_checks.py"),
+    *("integration/test_prefix_files.py", "server/test_bad_input.py", "cli/test_plan_windows.py"),
 ]
 
 FLOORS = {"memory": 99.0, "requests": 100.0, "scheduler": 98.9}  # percent of lines and branches together

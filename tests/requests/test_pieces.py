@@ -9,7 +9,7 @@ import pytest
 
 from forebay.base.errors import OfferError
 from forebay.requests import pieces as module
-from forebay.requests.pieces import KindShape, PlacesByPosition, extents, pieces
+from forebay.requests.pieces import KindShape, PlacesByPosition, chunk_of, extents, pieces
 from forebay.requests.transfers import Span
 
 PAGE = 4
@@ -102,3 +102,10 @@ def test_extents_of_an_offer_are_of_these_pools_and_have_room_or_it_is_refused(s
 def test_spans_cannot_be_written() -> None:
     with pytest.raises(ValueError, match="read-only"):
         span(1).ids[0] = 2
+
+
+def test_chunk_announces_the_positions_and_the_bytes_of_its_piece():
+    (piece, *_) = pieces("kv", PAGES, span(1, 2, 3), 2, 9)
+    chunk = chunk_of(b"n" * 16, piece, 28, 7)
+    assert (chunk.kind, chunk.region, chunk.num_regions) == ("kv", piece.region, piece.num_regions)
+    assert (chunk.first, chunk.end, chunk.num_bytes, chunk.checksum) == (2, 9, 28, 7)

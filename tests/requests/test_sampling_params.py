@@ -7,9 +7,9 @@ from itertools import product
 import msgspec
 import pytest
 
-from forebay.base.errors import InvalidRequest
+from forebay.base.errors import InvalidRequest, ModelError
 from forebay.base.sampling import NUMBERS
-from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
+from forebay.requests.sampling_params import RANDOM_SEED, Pooling, PoolingKind, SamplingParams, seed_of_choice
 from tests.together import together
 
 NUMERIC = [*NUMBERS, *(f.name for f in msgspec.structs.fields(SamplingParams) if f.type in (int, float))]
@@ -45,6 +45,7 @@ def test_every_token_id_is_checked_against_the_vocabulary(token):
             params.check(vocab_size=10)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "params",
     [
@@ -56,6 +57,13 @@ def test_every_token_id_is_checked_against_the_vocabulary(token):
         {"pooling": Pooling(PoolingKind.LAST)},
         {"max_tokens": 1, "temperature": 0.0, "pooling": Pooling(PoolingKind.MEAN, (1,))},
         {"max_tokens": 1, "temperature": 0.0, "pooling": Pooling(PoolingKind.LAST, (1,) * 257)},
+        {"max_tokens": 1, "temperature": 0.0, "pooling": Pooling(PoolingKind.LAST, (1,), head=True)},
+        {"max_tokens": 1, "temperature": 0.0, "pooling": Pooling(PoolingKind.LAST, head=True, outputs=(2, 2))},
+        {"bad_words": ((),)},
+        {"bad_words": ((1,) * 257,)},
+        {"stop": ("",)},
+        {"stop_regex": ("(",)},
+        {"grammar": '{"type": "json"}', "min_tokens": 2},
     ],
 )
 def test_other_values_out_of_range_are_refused_at_construction_and_wherever_they_come_from(params):
@@ -65,6 +73,7 @@ def test_other_values_out_of_range_are_refused_at_construction_and_wherever_they
         msgspec.structs.replace(SamplingParams(), **params).check(vocab_size=10_000)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("params", "param", "message"),
     [
@@ -110,6 +119,7 @@ def distinct(num: int) -> tuple[int, ...]:
     return tuple(range(num))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("field", "fits", "more"),
     [
@@ -195,3 +205,17 @@ def test_number_just_beyond_its_bounds_is_refused_wherever_it_comes_from(name):
 def test_of_several_token_ids_out_of_range_the_lowest_is_named():
     with pytest.raises(InvalidRequest, match=r"stop_token_ids: token id -1 is not in 0\.\.9"):
         SamplingParams(stop_token_ids=(99, -1, 5)).check(vocab_size=10)
+
+
+def test_defaults_of_a_model_that_no_request_may_have_are_refused_by_their_source():
+    assert SamplingParams.defaults({"top_p": 0.5}, "generation_config.json").top_p == 0.5
+    with pytest.raises(ModelError, match=r"generation_config.json has sampling values that cannot be: .*top_p"):
+        SamplingParams.defaults({"top_p": 7.0}, "generation_config.json")
+
+
+def test_outputs_of_one_prompt_have_seeds_that_differ_and_repeat():
+    seeds = [seed_of_choice(5, number) for number in range(4)]
+    assert seeds[0] == 5
+    assert len({*seeds}) == 4
+    assert seeds == [seed_of_choice(5, number) for number in range(4)]
+    assert seed_of_choice(RANDOM_SEED, 0) != seed_of_choice(RANDOM_SEED, 0)

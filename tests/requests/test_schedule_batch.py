@@ -132,3 +132,11 @@ def test_c9_prebuilt_batch_computes_nothing_of_its_prompts_but_the_last_token() 
     assert batch.reqs == reqs
     assert batch.req_pool_indices_cpu.tolist() == [3, 1]
     assert table.kv_lens(batch.req_pool_indices_cpu).tolist() == [3, 1]
+
+
+def test_request_has_a_namespace_in_files_only_with_the_weights_of_the_start():
+    req = Request(1, [1, 2], SamplingParams(), namespace="n")
+    req.compute_with(0)
+    assert req.durable_namespace == "/n"
+    req.compute_with(1)
+    assert req.durable_namespace is None
