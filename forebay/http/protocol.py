@@ -169,6 +169,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             limit = self.limits.max_connections
             self._refusal = Overloaded(f"{limit} connections are open; no more are taken: try again later")
             raise httptools.HttpParserError("no room")
+        self._unset_keepalive_if_required()  # set if the body before it ended in the same piece
         if self._is_old():
             self.expect_100_continue = False  # which HTTP/1.0 does not have (RFC 9110, 10.1.1)
         super().on_headers_complete()
@@ -186,6 +187,10 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self._loose_bytes = self._parsed_bytes = 0
         if not self.cycle.response_complete:
             self.room.work(self)
+        elif not self.transport.is_closing():  # it was answered before its body ended, which has unset the timer
+            self._unset_keepalive_if_required()
+            wait = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+            self.timeout_keep_alive_task = wait
 
     def on_response_complete(self) -> None:
         if not self.pipeline:

@@ -6,8 +6,10 @@ that one test replays it.
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -51,12 +53,13 @@ _NASTY_TEXT: Final = [
     "é",
     "🎉",
 ]
-_watching: list[str] | None = None
+_watching: dict[int, list[str]] = {}  # by thread: those of earlier tests' servers may open and close what they like
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    if _watching is not None and event.startswith(FORBIDDEN):
-        _watching.append(f"{event}{arguments!r}"[:200])
+    seen = _watching.get(threading.get_ident()) if _watching else None
+    if seen is not None and event.startswith(FORBIDDEN):
+        seen.append(f"{event}{arguments!r}"[:200])
 
 
 sys.addaudithook(_watch)
@@ -64,15 +67,18 @@ sys.addaudithook(_watch)
 
 @contextmanager
 def harmless() -> Iterator[None]:
-    """Fails if anything in `FORBIDDEN` happens in here. What is done for the first time (lazy imports) is better done
-    before."""
-    global _watching
+    """Fails if this thread does anything in `FORBIDDEN` in here. Lazy imports are better done before.
+    Garbage of earlier tests is not collected in here: its finalizers end processes and close files."""
     seen: list[str] = []
-    _watching = seen
+    collected = gc.isenabled()
+    gc.disable()
+    _watching[threading.get_ident()] = seen
     try:
         yield
     finally:
-        _watching = None
+        del _watching[threading.get_ident()]
+        if collected:
+            gc.enable()
     assert not seen, f"hostile input came as far as {seen}"
 
 

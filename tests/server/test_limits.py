@@ -137,6 +137,17 @@ def test_idle_connections_are_closed(launch) -> None:
         assert b"200 OK" in read_all(sock)
 
 
+@pytest.mark.parametrize("behind", [b"", HEALTH, HEALTH[:20]], ids=["nothing", "another request", "half of one"])
+def test_connections_answered_before_their_body_ended_are_closed_when_idle(launch, behind: bytes) -> None:
+    server = launch(keep_alive_s=0.2, header_timeout_s=0.2)
+    with server.connect() as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: a/b\r\nContent-Length: 6\r\n\r\nabc")
+        assert sock.recv(1).startswith(b"H")  # of 415
+        sock.sendall(b"def" + behind)
+        rest = read_all(sock)
+    assert (b"200 OK" in rest) == (behind == HEALTH)
+
+
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 def test_a_reader_that_stops_reading_is_cut_and_its_request_aborted(launch, path: str) -> None:
     server = launch(lambda: FakeEngine(context_length=1 << 22), max_stream_chunks=64)
