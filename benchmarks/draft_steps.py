@@ -35,7 +35,7 @@ from forebay.engine.frames import AddRequest
 from forebay.engine.loop.build import build_engine
 from forebay.engine.loop.core import EngineCore
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import config_from_folder
+from forebay.families.config.model_config import config_from_folder
 from forebay.formats.safetensors import SINGLE_NAME
 from forebay.formats.store import find_model
 from forebay.models.random_weights import write_random_weights

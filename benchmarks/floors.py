@@ -21,7 +21,7 @@ from benchmarks.rows import Load
 from forebay.base.paths import cache_folder
 from forebay.base.toolchain import find_compiler
 from forebay.base.variants import Variant
-from forebay.families.model_config import config_from_folder, config_from_gguf
+from forebay.families.config.model_config import config_from_folder, config_from_gguf
 from forebay.formats.gguf import GgufFile
 
 SOURCE = Path(__file__).parent / "peaks.cpp"

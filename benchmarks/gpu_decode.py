@@ -35,7 +35,7 @@ from forebay.config.resolve import Survey, resolve
 from forebay.engine.frames import AddRequest
 from forebay.engine.lifecycle.sizing import memory_demand, scheduler_config
 from forebay.engine.loop.core import EngineCore
-from forebay.families.model_config import ModelConfig, config_from_folder
+from forebay.families.config.model_config import ModelConfig, config_from_folder
 from forebay.formats.quantized import (
     SCALE_DTYPES,
     CodeFormat,

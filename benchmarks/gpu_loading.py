@@ -24,7 +24,7 @@ from forebay.config.resolve import resolve
 from forebay.engine.lifecycle.packed_cache import PackedCache
 from forebay.engine.lifecycle.weights import EngineWeights
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import config_from_folder
+from forebay.families.config.model_config import config_from_folder
 from forebay.formats.safetensors_writer import Entry, write_safetensors
 from forebay.models import needs_of
 from forebay.pools.regions import Regions, Tag

@@ -27,7 +27,7 @@ from unittest import mock
 
 from forebay.config.flag import Value
 from forebay.engine.lifecycle.launch import launch
-from forebay.families.model_config import config_from_folder
+from forebay.families.config.model_config import config_from_folder
 from forebay.families.small import small_config
 from forebay.requests.step_plan import Launched, StepPlan
 from forebay.text.tokenizer_saving import save_tokenizer

@@ -269,7 +269,7 @@ def make_checkpoint(kind: str, folder: Path) -> int:
 
 def write_checkpoint(config: dict[str, Any], folder: Path) -> int:
     """Write a model with this configuration and random weights in bfloat16; how many weights it has."""
-    from forebay.families.model_config import config_from_folder
+    from forebay.families.config.model_config import config_from_folder
     from forebay.formats.safetensors import SINGLE_NAME
     from forebay.models.random_weights import write_random_weights
 

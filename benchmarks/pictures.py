@@ -29,7 +29,7 @@ from forebay import LLM, SamplingParams
 from forebay.base.cpu import this_cpu
 from forebay.engine.frames import AddRequest
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import ModelConfig, config_from_folder
+from forebay.families.config.model_config import ModelConfig, config_from_folder
 from forebay.formats.gguf import GgufFile
 from forebay.formats.store import find_model
 from forebay.models.encoder import layer_costs, vision_config

@@ -28,7 +28,7 @@ from forebay.backends import make_ops
 from forebay.base.units import human_bytes
 from forebay.config.engine_config import CacheTypes
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.formats.quantization import Quantization
 from forebay.formats.store import find_model
 from forebay.memory.budget import PoolSizes

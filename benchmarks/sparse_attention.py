@@ -33,7 +33,7 @@ from forebay.backends import make_ops
 from forebay.base.units import human_bytes
 from forebay.config.engine_config import NO_HISPARSE, CacheTypes, HisparseOptions
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import config_from_folder
+from forebay.families.config.model_config import config_from_folder
 from forebay.layers.context import ForwardContext
 from forebay.memory.kinds.resident.declaration import hot_row_bytes
 from forebay.memory.kinds.resident.residents import RESIDENT

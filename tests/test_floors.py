@@ -141,6 +141,23 @@ def test_no_family_imports_another() -> None:
     assert wrong == set()
 
 
+FAMILY_FLOORS = ("base", "config", "parts")  # below a family's own folder
+
+
+def test_shared_folders_of_families_import_down_only() -> None:
+    folders = PACKAGE / "families"
+    wrong = []
+    for number, floor in enumerate(FAMILY_FLOORS):
+        for path in (folders / floor).rglob("*.py"):
+            above = [
+                name
+                for name in imported(path.read_text())
+                if name.startswith(tuple(f"forebay.families.{other}." for other in FAMILY_FLOORS[number + 1 :]))
+            ]
+            wrong += [f"{path.relative_to(PACKAGE)} imports {name}" for name in above]
+    assert wrong == []
+
+
 def test_every_package_has_a_floor() -> None:
     packages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     inner = {name for name in FLOORS if "/" in name and (PACKAGE / name / "__init__.py").is_file()}

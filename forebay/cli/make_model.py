@@ -15,7 +15,7 @@ from forebay.base.errors import ConfigError
 from forebay.base.progress import byte_progress
 from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parser, whole
-from forebay.families.model_config import config_from_folder, config_from_gguf
+from forebay.families.config.model_config import config_from_folder, config_from_gguf
 from forebay.families.small import DEFAULT_HIDDEN_SIZE, DEFAULT_NUM_LAYERS, LIKES, small_config
 from forebay.families.small_pictures import SMALL, template
 from forebay.formats.gguf import GgufFile

@@ -31,10 +31,10 @@ from forebay.engine.lifecycle.model_shape import read_shape
 from forebay.engine.lifecycle.served_files import check_served_files
 from forebay.families import TEXT_ENCODERS, TYPES
 from forebay.families.checkpoint import Checkpoint, open_with_encoder
-from forebay.families.model_config import config_of, family_title
-from forebay.families.outer import OTHER_NAMES, OUTERS
+from forebay.families.config.model_config import config_of, family_title
+from forebay.families.config.outer import OTHER_NAMES, OUTERS
+from forebay.families.config.vision import TYPES as VISION_TYPES
 from forebay.families.small import LIKES, small_config
-from forebay.families.vision import TYPES as VISION_TYPES
 from forebay.formats.adapters import AdapterFiles, open_adapter
 from forebay.formats.gguf_parts import first_parts, model_file, part_paths
 from forebay.formats.hub_names import (

@@ -30,7 +30,7 @@ from forebay.engine.lifecycle.bring import described
 from forebay.engine.lifecycle.model_shape import Shape, read_shape
 from forebay.engine.lifecycle.served_files import check_served_files
 from forebay.engine.lifecycle.sizing import divided_settings, memory_demand
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.formats.store import find_model, model_title
 from forebay.formats.weight_shapes import HeldWeights
 from forebay.memory.budget import BudgetLine, MemoryBudget

@@ -10,7 +10,7 @@ import msgspec
 
 from forebay.config.engine_config import CacheIsolation, EngineConfig
 from forebay.config.media import MediaOptions
-from forebay.families.sampling import NEUTRAL, SamplingDefaults
+from forebay.families.base.sampling import NEUTRAL, SamplingDefaults
 
 SETTINGS: Final = "settings"  # section of a start report with settings that the division of memory decided
 

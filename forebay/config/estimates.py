@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.families.model_config import ModelConfig
-from forebay.families.vision.base import VisionConfig
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.vision.base import VisionConfig
 from forebay.formats.held_format import held_format
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import HEAD_BITS

@@ -11,7 +11,7 @@ from forebay.config.engine_config import NO_HISPARSE, DisaggregationMode, Hispar
 from forebay.config.flag import BOOL, PATH, TEXT, Flag, Settled, in_group
 
 if TYPE_CHECKING:
-    from forebay.families.model_config import ModelConfig  # brings numpy, which --help does not wait for
+    from forebay.families.config.model_config import ModelConfig  # brings numpy, which --help does not wait for
 
 GROUP: Final = "KV of sparse attention in two tiers"
 MAX_COLUMNS: Final = 1 << 20  # tokens of a hot buffer

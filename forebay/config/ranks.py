@@ -9,7 +9,7 @@ from forebay.config.engine_config import DisaggregationMode, Exact, RankOptions
 from forebay.config.flag import COUNT, TEXT, Flag, Settled, in_group
 
 if TYPE_CHECKING:
-    from forebay.families.model_config import ModelConfig  # brings numpy, which --help does not wait for
+    from forebay.families.config.model_config import ModelConfig  # brings numpy, which --help does not wait for
 
 GROUP: Final = "tensor parallelism"
 MAX_RANKS: Final = 64

@@ -59,7 +59,7 @@ from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
 from forebay.config.tracing import check_traces
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.formats.gguf_parts import model_file
 from forebay.formats.hub_names import find_adapter
 from forebay.formats.quantization import Quantization

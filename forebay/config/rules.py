@@ -29,8 +29,8 @@ from forebay.config.engine_config import CacheIsolation
 from forebay.config.flag import Decision, Settled
 from forebay.config.gpu import GpuMemory, limits_for
 from forebay.config.machine import Amount
-from forebay.families.embedding import MEAN, embedding_of
-from forebay.families.model_config import ModelConfig
+from forebay.families.base.embedding import MEAN, embedding_of
+from forebay.families.config.model_config import ModelConfig
 from forebay.formats.quantization import Quantization
 from forebay.formats.weight_shapes import ValueBytes, WeightShapes
 

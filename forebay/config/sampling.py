@@ -7,7 +7,7 @@ from typing import Final
 from forebay.base.errors import ConfigError
 from forebay.base.sampling import NUMBERS
 from forebay.config.flag import FLOAT, Flag, Kind, Settled, in_group
-from forebay.families.sampling import NEUTRAL, SamplingDefaults
+from forebay.families.base.sampling import NEUTRAL, SamplingDefaults
 
 GROUP: Final = "default sampling values"
 

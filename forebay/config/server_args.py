@@ -32,7 +32,7 @@ from forebay.config.engine_config import (
     SchedulePolicy,
 )
 from forebay.config.flag import BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag, in_group
-from forebay.families.embedding import POOLINGS
+from forebay.families.base.embedding import POOLINGS
 from forebay.formats.quantization import Quantization
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")

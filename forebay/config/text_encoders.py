@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from forebay.config.engine_config import DisaggregationMode, SpeculativeAlgorithm
 from forebay.config.flag import Decision, Settled
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 
 # More tokens in a step than in one of a decoder: nobody streams beside it, and matrices of more rows cost less by row.
 STEP_TOKENS: Final = 2048

@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from forebay.base.errors import ModelError
 from forebay.base.log import event, get_logger
-from forebay.families.architecture import Architecture
-from forebay.families.embedding import dense_files, token_files
-from forebay.families.gguf_names import LONG_ROPE, ROPE_FACTORS, architecture_of, hf_name
-from forebay.families.model_config import Family, ModelConfig, config_from_folder, config_from_gguf, family
+from forebay.families.base.architecture import Architecture
+from forebay.families.base.embedding import dense_files, token_files
+from forebay.families.base.gguf_names import LONG_ROPE, ROPE_FACTORS, architecture_of, hf_name
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Family, ModelConfig, config_from_folder, config_from_gguf, family
 from forebay.families.parts.mmproj.reader import open_mmproj
-from forebay.families.tensor_names import TensorNames
 from forebay.formats.file_array import FileArray
 from forebay.formats.gguf import GgufFile, GgufTensor
 from forebay.formats.gguf_parts import model_file

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from forebay.base.errors import ConfigError
 from forebay.families import TEXT_ENCODERS, TYPES
-from forebay.families.model_config import family
-from forebay.families.outer import OTHER_NAMES, OUTERS
-from forebay.families.shape import Shape
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import family
+from forebay.families.config.outer import OTHER_NAMES, OUTERS
 from forebay.families.small_pictures import WITH_PICTURES, picture_fields
 
 DEFAULT_HIDDEN_SIZE: Final = 128

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from forebay.families.outer import OUTERS
-from forebay.families.shape import Shape
-from forebay.families.vision.small import SmallPictures
-from forebay.families.vision.small_gemma3 import SMALL_GEMMA3
-from forebay.families.vision.small_gemma4 import SMALL_GEMMA4
-from forebay.families.vision.small_gemma4_unified import SMALL_GEMMA4_UNIFIED
-from forebay.families.vision.small_internvl import SMALL_INTERNVL
-from forebay.families.vision.small_pixtral import SMALL_PIXTRAL
-from forebay.families.vision.small_qwen import SMALL_QWEN2_5_VL, SMALL_QWEN2_VL, SMALL_QWEN3_5, SMALL_QWEN3_VL
-from forebay.families.vision.small_siglip import small_siglip
-from forebay.families.vision.small_siglip2 import SMALL_SIGLIP2
+from forebay.families.base.shape import Shape
+from forebay.families.config.outer import OUTERS
+from forebay.families.config.vision.small import SmallPictures
+from forebay.families.config.vision.small_gemma3 import SMALL_GEMMA3
+from forebay.families.config.vision.small_gemma4 import SMALL_GEMMA4
+from forebay.families.config.vision.small_gemma4_unified import SMALL_GEMMA4_UNIFIED
+from forebay.families.config.vision.small_internvl import SMALL_INTERNVL
+from forebay.families.config.vision.small_pixtral import SMALL_PIXTRAL
+from forebay.families.config.vision.small_qwen import SMALL_QWEN2_5_VL, SMALL_QWEN2_VL, SMALL_QWEN3_5, SMALL_QWEN3_VL
+from forebay.families.config.vision.small_siglip import small_siglip
+from forebay.families.config.vision.small_siglip2 import SMALL_SIGLIP2
 
 SMALL: Final[Mapping[str, SmallPictures]] = {
     "gemma3": SMALL_GEMMA3,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from forebay.families.mixers import Index
+from forebay.families.base.mixers import Index
 from forebay.layers.build import Parts
 from forebay.layers.compressor import Compressor, CompressorSpec, turned
 from forebay.layers.context import ForwardContext

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from forebay.families.mixers import GatedStreams
+from forebay.families.base.mixers import GatedStreams
 from forebay.layers.build import Block, Part, Parts, PartSpec
 from forebay.layers.context import ForwardContext
 from forebay.layers.linear import Linear

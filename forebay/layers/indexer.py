@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 from torch import Tensor
 
-from forebay.families.mixers import Index
+from forebay.families.base.mixers import Index
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.params import Rows, in_order

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from forebay.families.mixers import KimiDelta
+from forebay.families.base.mixers import KimiDelta
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.params import rows_of_heads

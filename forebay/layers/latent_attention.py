@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from forebay.families.mixers import Latent
+from forebay.families.base.mixers import Latent
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.indexer import IndexerSpec

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from forebay.families.mixers import Mamba2Mixer
+from forebay.families.base.mixers import Mamba2Mixer
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.linear import Linear

@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 
 from torch import Tensor
 
-from forebay.families.mixers import Xielu
+from forebay.families.base.mixers import Xielu
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.experts import ExpertLayers

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forebay.families.mixers import Ngrams
+from forebay.families.base.mixers import Ngrams
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.norms import normed_streams, norms_of_streams

@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor
 
-from forebay.families.mixers import PooledIndex
+from forebay.families.base.mixers import PooledIndex
 from forebay.layers.build import Parts
 from forebay.layers.compressor import BlockEntries
 from forebay.layers.context import ForwardContext

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from forebay.base.errors import ModelError
-from forebay.families.rope import RopeSections, long_rope
+from forebay.families.base.rope import RopeSections, long_rope
 from forebay.ops.weight_memory import WeightMemory
 
 Scaling = Mapping[str, Any]

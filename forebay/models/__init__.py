@@ -18,8 +18,8 @@ import torch
 from forebay.base.errors import ModelError, brief
 from forebay.families import ASSISTANTS, HEADS
 from forebay.families.checkpoint import Checkpoint
-from forebay.families.model_config import ModelConfig, family
-from forebay.families.outer import OUTER_NAMES
+from forebay.families.config.model_config import ModelConfig, family
+from forebay.families.config.outer import OUTER_NAMES
 from forebay.formats.adapters import Adapter, AdapterFiles, Shape, read_adapter
 from forebay.formats.quantization import Quantization
 from forebay.layers.adapters import AdapterSlots

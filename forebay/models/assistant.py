@@ -18,7 +18,7 @@ from torch import Tensor
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import Checkpoint
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import HEAD_BITS
 from forebay.layers.build import Parts

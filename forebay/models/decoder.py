@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forebay.families.model_config import Experts, ModelConfig
-from forebay.families.transformer import SLIDING
+from forebay.families.config.model_config import Experts, ModelConfig
+from forebay.families.config.transformer import SLIDING
 from forebay.formats.quantized import HEAD_BITS
 from forebay.layers.adapters import Adapters, AdapterSlots
 from forebay.layers.altup import AltUpSpec

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import Checkpoint
+from forebay.families.config.model_config import ModelConfig
 from forebay.families.eagle_head.config import EagleConfig
-from forebay.families.model_config import ModelConfig
 from forebay.formats.quantization import Quantization
 from forebay.formats.stored_tensor import StoredTensor
 from forebay.layers.build import Parts

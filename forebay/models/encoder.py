@@ -11,8 +11,8 @@ import torch
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import Checkpoint
-from forebay.families.model_config import ModelConfig
-from forebay.families.vision.base import VisionConfig
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.vision.base import VisionConfig
 from forebay.layers.params import TensorParam
 from forebay.models import needs_of
 from forebay.models.dry_build import asked_by

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from forebay.families.model_config import ModelConfig, family
+from forebay.families.config.model_config import ModelConfig, family
 from forebay.formats.safetensors_writer import Entry, write_safetensors
 from forebay.formats.turned_experts import BIAS, DOWN, GATE_UP
 from forebay.models import needs_of

@@ -12,8 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from forebay.families.embedding import Dense
-from forebay.families.model_config import ModelConfig
+from forebay.families.base.embedding import Dense
+from forebay.families.config.model_config import ModelConfig
 from forebay.families.parts.text_encoder import Head, TextEncoderConfig
 from forebay.layers.adapters import Adapters
 from forebay.layers.build import Parts

@@ -9,7 +9,7 @@ from typing import Final
 from forebay.config.config import Setting
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.client.embedding import Texts
-from forebay.families.embedding import Embedding
+from forebay.families.base.embedding import Embedding
 from forebay.requests.sampling_params import PoolingKind
 from forebay.server.images.tiling import Tiling
 from forebay.text.answers.probes import Findings

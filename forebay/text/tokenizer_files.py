@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import decoders
 
 from forebay.base.errors import ModelError, brief
-from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf
+from forebay.families.config.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.files import is_there, read_json, read_large_json, read_text
 from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_parts import model_file

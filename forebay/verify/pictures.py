@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from forebay.base.pixels import num_pixel_bytes
-from forebay.families.model_config import config_from_folder
-from forebay.families.vision.base import VisionConfig
+from forebay.families.config.model_config import config_from_folder
+from forebay.families.config.vision.base import VisionConfig
 from forebay.requests.pictures import Picture, digest_of
 from forebay.verify.questions import Question
 

@@ -7,7 +7,7 @@ import pkgutil
 
 from forebay import families
 from forebay.families import ASSISTANTS, HEADS, TYPES
-from forebay.families.outer import OTHER_NAMES, OUTERS
+from forebay.families.config.outer import OTHER_NAMES, OUTERS
 from scripts.site.tables import code, codes, table
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from forebay.families import TYPES
-from forebay.families.vision import TYPES as WITH_IMAGES
+from forebay.families.config.vision import TYPES as WITH_IMAGES
 from scripts.site.pages import ROOT
 
 README: Final = ROOT / "README.md"

@@ -10,7 +10,7 @@ import pytest
 
 from forebay.engine.lifecycle.model_shape import read_shape
 from forebay.families import TYPES
-from forebay.families.model_config import config_of
+from forebay.families.config.model_config import config_of
 from forebay.families.small import small_config
 from forebay.formats.quantization import Quantization
 from forebay.formats.weight_shapes import ValueBytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.families.model_config import config_of
+from forebay.families.config.model_config import config_of
 from forebay.models import needs_of
 from tests.cli import public_decoders, public_dense, public_experts, public_norms, public_outer
 from tests.cli.public_configs import LLAMA_3_8B, QWEN3_30B_A3B

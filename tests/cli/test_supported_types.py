@@ -7,8 +7,8 @@ import json
 import pytest
 
 from forebay.cli.main import main
-from forebay.families.model_config import family
-from forebay.families.outer import OTHER_NAMES, OUTERS
+from forebay.families.config.model_config import family
+from forebay.families.config.outer import OTHER_NAMES, OUTERS
 
 
 def test_supported_types_are_those_with_a_family_or_an_outer_one(capsys: pytest.CaptureFixture[str]) -> None:

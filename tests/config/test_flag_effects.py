@@ -22,7 +22,7 @@ from forebay.config.gpu import GpuMemory
 from forebay.config.machine import Amount
 from forebay.config.resolve import HERE, Survey, resolve
 from forebay.config.server_args import FLAGS
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.formats.store import find_model
 from forebay.formats.weight_shapes import WeightShapes
 from tests.models.tiny import shared_tiny

@@ -11,8 +11,8 @@ import pytest
 from forebay.base.errors import ConfigError
 from forebay.config.media import BODY_BYTES, BODY_BYTES_WITH_IMAGES, DEFAULT_IMAGES
 from forebay.config.resolve import HERE, resolve, resolve_server
-from forebay.families.model_config import ModelConfig
-from forebay.families.vision.siglip import SiglipConfig
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.vision.siglip import SiglipConfig
 from forebay.formats.weight_shapes import WeightShapes
 
 VISION = SiglipConfig(

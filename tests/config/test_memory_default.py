@@ -15,7 +15,7 @@ from forebay.config import estimates
 from forebay.config.config import Config
 from forebay.config.machine import Amount
 from forebay.config.resolve import Survey, resolve
-from forebay.families.model_config import ModelConfig, config_from_folder
+from forebay.families.config.model_config import ModelConfig, config_from_folder
 from forebay.formats.weight_shapes import WeightKind, WeightShapes
 from tests.models.tiny import make_tiny
 

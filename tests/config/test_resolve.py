@@ -21,7 +21,7 @@ from forebay.config.rules import OPTIONAL, RULES
 from forebay.config.server_args import FLAGS
 from forebay.config.speculation import PREFIX
 from forebay.config.tracing import check_traces
-from forebay.families.sampling import NEUTRAL
+from forebay.families.base.sampling import NEUTRAL
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import CodeFormat
 from forebay.formats.store import find_model

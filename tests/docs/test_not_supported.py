@@ -10,7 +10,7 @@ import pytest
 
 from forebay.base.package import ROOT
 from forebay.config.server_args import FLAGS
-from forebay.families.model_config import config_of
+from forebay.families.config.model_config import config_of
 from forebay.families.small import LIKES, small_config
 from forebay.server.app import ROUTES
 

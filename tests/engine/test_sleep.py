@@ -25,7 +25,7 @@ from forebay.engine.loop.build import _regions, build_engine
 from forebay.engine.loop.core import EngineCore
 from forebay.engine.stream import merge
 from forebay.families import TYPES
-from forebay.families.model_config import config_from_folder
+from forebay.families.config.model_config import config_from_folder
 from forebay.pools.regions import Tag
 from forebay.requests.updates import MissReason, Update
 from tests.engine.starts import PROMPTS, tokens_of, wanted

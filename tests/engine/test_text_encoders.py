@@ -18,7 +18,7 @@ from forebay.base.errors import ConfigError, GenerationError, InvalidRequest, Mo
 from forebay.engine.client.embedding import Texts
 from forebay.engine.client.llm import LLM
 from forebay.engine.client.writing import output_of
-from forebay.families.model_config import config_from_folder
+from forebay.families.config.model_config import config_from_folder
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from tests.kernels import NATIVE
 from tests.models.text_encoders import VOCAB, TinyEncoder, make_encoder, some_ids, write_tokenizer

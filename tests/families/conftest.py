@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.families.model_config import ModelConfig, config_from_folder
+from forebay.families.config.model_config import ModelConfig, config_from_folder
 from tests.families.given import GIVEN
 
 

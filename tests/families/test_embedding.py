@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import ModelError
+from forebay.families.base.embedding import Dense, Embedding, dense_files, dense_layers, embedding_of
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.embedding import Dense, Embedding, dense_files, dense_layers, embedding_of
 from tests.formats.gguf_files import llama_metadata, llama_tensors, write_gguf
 
 BODY = {"path": "", "type": "sentence_transformers.models.Transformer"}

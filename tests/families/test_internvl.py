@@ -9,9 +9,9 @@ import pytest
 from transformers import AutoConfig
 
 from forebay.base.errors import ModelError
-from forebay.families.model_config import config_of
-from forebay.families.vision.internvl import InternVitConfig
-from forebay.families.vision.pixtral import MEAN, STD
+from forebay.families.config.model_config import config_of
+from forebay.families.config.vision.internvl import InternVitConfig
+from forebay.families.config.vision.pixtral import MEAN, STD
 from tests.families.given import HOSTILE
 from tests.families.test_outer import fields_of
 

@@ -8,7 +8,7 @@ import pytest
 
 from forebay.base.errors import ModelError
 from forebay.families import TYPES
-from forebay.families.model_config import config_of
+from forebay.families.config.model_config import config_of
 from forebay.families.small import small_config
 
 NESTED = [name for name in TYPES if name.endswith("_text")]

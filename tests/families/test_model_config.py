@@ -10,8 +10,8 @@ import pytest
 
 from forebay.base.errors import ModelError
 from forebay.families import TYPES
-from forebay.families.fields import Fields
-from forebay.families.model_config import ModelConfig, config_from_folder
+from forebay.families.base.fields import Fields
+from forebay.families.config.model_config import ModelConfig, config_from_folder
 
 FULL = ["full_attention"] * 4
 

@@ -8,8 +8,8 @@ import pytest
 
 from forebay.base.errors import ModelError
 from forebay.families import TEXT_ENCODERS, TYPES
-from forebay.families.model_config import ModelConfig, config_of
-from forebay.families.outer import OTHER_NAMES, OUTERS
+from forebay.families.config.model_config import ModelConfig, config_of
+from forebay.families.config.outer import OTHER_NAMES, OUTERS
 from forebay.families.small import small_config
 from forebay.formats.layer_packing import IgnoredModules
 

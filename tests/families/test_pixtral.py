@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoConfig
 
 from forebay.base.errors import ModelError
-from forebay.families.model_config import ModelConfig, config_of
-from forebay.families.vision.pixtral import MEAN, STD, PixtralConfig
+from forebay.families.config.model_config import ModelConfig, config_of
+from forebay.families.config.vision.pixtral import MEAN, STD, PixtralConfig
 from tests.families.test_outer import fields_of
 
 # As Mistral-Small-3.1 publishes them.

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import ModelError
-from forebay.families.model_config import config_from_folder, config_from_gguf
-from forebay.families.sampling import NEUTRAL, SamplingDefaults, of_gguf
+from forebay.families.base.sampling import NEUTRAL, SamplingDefaults, of_gguf
+from forebay.families.config.model_config import config_from_folder, config_from_gguf
 from forebay.families.small import small_config
 from forebay.formats.gguf import GgufFile
 from forebay.requests.sampling_params import SamplingParams

@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoConfig
 
 from forebay.base.errors import ModelError
-from forebay.families.model_config import ModelConfig, config_of
-from forebay.families.vision.siglip2 import Siglip2Config
+from forebay.families.config.model_config import ModelConfig, config_of
+from forebay.families.config.vision.siglip2 import Siglip2Config
 from tests.families.test_outer import fields_of
 
 # As LFM2-VL-450M publishes them.

@@ -12,11 +12,11 @@ from transformers.models.qwen4_exp import modeling_qwen4_exp
 from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextNGramEmbedding
 
 from forebay.base.errors import ModelError
+from forebay.families.config.model_config import config_of
+from forebay.families.config.transformer import FULL, LINEAR, SLIDING
 from forebay.families.deepseek_v4.config import HASHED, HEAVY, ROUTED, SPARSE, CompressedConfig
 from forebay.families.glm5_next_text.config import PooledConfig
-from forebay.families.model_config import config_of
 from forebay.families.qwen4_exp_text.config import Qwen4Config
-from forebay.families.transformer import FULL, LINEAR, SLIDING
 from tests.cli.public_configs import DEEPSEEK_V4_FLASH
 from tests.families.given import GIVEN
 

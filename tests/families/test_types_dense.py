@@ -9,8 +9,8 @@ from transformers import AutoConfig
 
 from forebay import models
 from forebay.base.errors import ModelError
+from forebay.families.config.model_config import config_of
 from forebay.families.exaone_moe.config import FAMILY as EXAONE_MOE
-from forebay.families.model_config import config_of
 from tests.cli.public_decoders import PUBLISHED
 from tests.families.given import GIVEN, HOSTILE
 

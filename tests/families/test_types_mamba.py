@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from forebay import models
 from forebay.base.errors import ModelError
-from forebay.families.model_config import ModelConfig, config_from_folder, family
+from forebay.families.config.model_config import ModelConfig, config_from_folder, family
 from tests.families import given
 
 GIVEN = {**given.GIVEN, "num_hidden_layers": 4}

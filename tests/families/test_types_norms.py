@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoConfig
 
 from forebay.base.errors import ModelError
-from forebay.families.model_config import ModelConfig, config_of
+from forebay.families.config.model_config import ModelConfig, config_of
 from tests.cli.public_norms import MIMO_V2_FLASH, PUBLISHED
 from tests.families.given import GIVEN, HOSTILE
 

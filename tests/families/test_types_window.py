@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoConfig
 
 from forebay.base.errors import ModelError
-from forebay.families.model_config import config_from_folder
-from forebay.families.vision.gemma3 import PooledSiglipConfig
+from forebay.families.config.model_config import config_from_folder
+from forebay.families.config.vision.gemma3 import PooledSiglipConfig
 from tests.families.given import GIVEN, HOSTILE
 
 CONV, FULL, SLIDING = "conv", "full_attention", "sliding_attention"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import ModelError
-from forebay.families.model_config import config_of
+from forebay.families.config.model_config import config_of
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import pytest
 from transformers import AutoConfig, SiglipVisionConfig
 
 from forebay.base.errors import ModelError
-from forebay.families.model_config import ModelConfig, config_of
-from forebay.families.outer import OUTERS
-from forebay.families.vision.gemma3 import PooledSiglipConfig
-from forebay.families.vision.siglip import SiglipConfig
+from forebay.families.config.model_config import ModelConfig, config_of
+from forebay.families.config.outer import OUTERS
+from forebay.families.config.vision.gemma3 import PooledSiglipConfig
+from forebay.families.config.vision.siglip import SiglipConfig
 from tests.cli.public_configs import LLAMA_3_8B, SMOLLM2_135M
 from tests.families.test_outer import fields_of
 from tests.families.test_vision_qwen import KINDS as OF_QWEN

@@ -11,8 +11,8 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 
 from forebay.base.errors import ModelError
 from forebay.config import estimates
-from forebay.families.model_config import ModelConfig, config_of
-from forebay.families.vision.gemma4 import Gemma4VisionConfig
+from forebay.families.config.model_config import ModelConfig, config_of
+from forebay.families.config.vision.gemma4 import Gemma4VisionConfig
 from forebay.layers import grid_encoder
 from forebay.models.encoder import encoder_params
 from tests.families.test_outer import fields_of

@@ -10,10 +10,10 @@ from transformers import AutoConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from forebay.base.errors import ModelError
-from forebay.families.model_config import config_of
-from forebay.families.rope import RopeSections
-from forebay.families.vision.qwen import MOST_TOKENS
-from forebay.families.vision.qwen3 import Qwen3Config
+from forebay.families.base.rope import RopeSections
+from forebay.families.config.model_config import config_of
+from forebay.families.config.vision.qwen import MOST_TOKENS
+from forebay.families.config.vision.qwen3 import Qwen3Config
 from tests.families.test_outer import fields_of
 
 VL = ["qwen3_vl", "qwen3_vl_moe"]

@@ -10,10 +10,10 @@ from transformers import AutoConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from forebay.base.errors import ModelError
-from forebay.families.model_config import config_of
-from forebay.families.rope import RopeSections
-from forebay.families.vision.qwen import MOST_TOKENS
-from forebay.families.vision.qwen2 import Qwen2Config
+from forebay.families.base.rope import RopeSections
+from forebay.families.config.model_config import config_of
+from forebay.families.config.vision.qwen import MOST_TOKENS
+from forebay.families.config.vision.qwen2 import Qwen2Config
 from tests.cli.public_outer import QWEN2_5_VL_3B, QWEN2_5_VL_7B, QWEN2_VL_7B
 from tests.families.test_outer import fields_of
 

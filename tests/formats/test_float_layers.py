@@ -14,7 +14,7 @@ from forebay import models
 from forebay.backends import make_ops
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import config_of
+from forebay.families.config.model_config import config_of
 from forebay.formats.quantization import Quantization
 from forebay.formats.small_floats import E2M1, E4M3
 from forebay.formats.stored_tensor import read_tensor

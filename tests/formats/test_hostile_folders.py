@@ -13,12 +13,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from forebay.base.errors import ModelError
+from forebay.families.base.fields import Fields
+from forebay.families.base.tensor_names import TensorNames
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.fields import Fields
-from forebay.families.model_config import config_from_folder
+from forebay.families.config.model_config import config_from_folder
+from forebay.families.config.transformer import FULL, SLIDING
 from forebay.families.small import small_config
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import FULL, SLIDING
 from forebay.formats import files
 from forebay.formats.safetensors import MAX_TENSORS, SafetensorsFile
 from forebay.models import needs_of

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from forebay.base.errors import ModelError
+from forebay.families.base.gguf_names import architectures
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.gguf_names import architectures
-from forebay.families.model_config import config_from_gguf
+from forebay.families.config.model_config import config_from_gguf
 from forebay.formats.gguf import MAX_STRINGS, MAX_TENSORS, GgufFile
 from forebay.formats.strings import Strings
 from forebay.text.tokenizer import Tokenizer

@@ -29,9 +29,9 @@ from forebay.engine.lifecycle.pictures import sizes_of
 from forebay.engine.loop.cache_checks import CacheChecks
 from forebay.engine.loop.core import EngineCore
 from forebay.engine.loop.exchange import Connected
+from forebay.families.base.rope import RopeSections
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import ModelConfig
-from forebay.families.rope import RopeSections
+from forebay.families.config.model_config import ModelConfig
 from forebay.grammar.matching import Grammars
 from forebay.memory.budget import PoolSizes
 from forebay.memory.kinds.declared import KindSize

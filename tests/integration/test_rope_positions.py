@@ -12,7 +12,7 @@ import torch
 
 from forebay.base.pixels import num_pixel_bytes, num_tokens
 from forebay.config.engine_config import SpeculationOptions
-from forebay.families.rope import RopeSections
+from forebay.families.base.rope import RopeSections
 from forebay.layers.context import PictureRows
 from forebay.requests.pictures import Picture, digest_of
 from forebay.requests.rope_positions import GridRun, rope_positions

@@ -18,7 +18,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import family
+from forebay.families.config.model_config import family
 from forebay.models import AdapterSlots, needs_of
 from tests.models.tiny import Tiny, shared_tiny
 

@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.ops import Ops
 from tests.models.drive import Driver
 from tests.models.tiny import CASE_OF, make_oracle, random_ids, stable_topk

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.models import Model
 from forebay.models.eagle import Eagle, Eagle3, load_eagle
 from forebay.ops import Ops

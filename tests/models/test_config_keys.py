@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING
 from forebay.backends import make_ops
 from forebay.base.errors import ModelError
 from forebay.families import TYPES
-from forebay.families.model_config import config_from_folder
+from forebay.families.config.model_config import config_from_folder
 from forebay.ops import Ops
 from tests.models.config_keys import COMMON, ROPES, ChangedKeys
 from tests.models.tiny import CASE_OF, by_tier

@@ -52,7 +52,7 @@ def test_a_tensor_that_torch_cannot_count_is_refused(tiny):
 
 WITHOUT_COMPILER = """
 import sys
-from forebay.families.model_config import config_of
+from forebay.families.config.model_config import config_of
 from forebay.families.small import small_config
 from forebay.models import needs_of
 for name in sys.argv[1:]:

@@ -8,7 +8,7 @@ import pytest
 
 from forebay import models
 from forebay.families import TYPES
-from forebay.families.model_config import ModelConfig, config_of
+from forebay.families.config.model_config import ModelConfig, config_of
 from forebay.families.small import small_config
 from forebay.layers.blocks import SublayerSpec
 from forebay.models.equations import block_lines, equations

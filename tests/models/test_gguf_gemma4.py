@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
+from forebay.families.config.transformer import FULL, SLIDING
 from forebay.families.parts.gemma4 import Gemma4Config
-from forebay.families.transformer import FULL, SLIDING
 from tests.formats.gguf_files import write_gguf
 from tests.models.drive import Driver
 from tests.models.test_gguf_window import common_metadata, expert_metadata

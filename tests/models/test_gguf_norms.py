@@ -16,10 +16,10 @@ from safetensors.numpy import load_file
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
+from forebay.families.config.model_config import ModelConfig
 from forebay.families.deepseek_v2.config import LatentConfig
 from forebay.families.gemma2.config import Gemma2Config
 from forebay.families.mimo_v2_flash.config import MimoConfig
-from forebay.families.model_config import ModelConfig
 from forebay.families.stablelm.config import StableLmConfig
 from tests.formats.gguf_files import write_gguf
 from tests.models.drive import Driver

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from tests.formats.gguf_files import write_gguf
 from tests.models.drive import Driver
 from tests.models.test_gguf import stacked_experts

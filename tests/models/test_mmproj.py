@@ -16,10 +16,10 @@ from forebay.base.errors import ModelError
 from forebay.config.resolve import resolve
 from forebay.engine.lifecycle.model_shape import read_shape
 from forebay.families.checkpoint import Checkpoint, open_checkpoint, open_with_encoder
+from forebay.families.config.vision.base import VisionConfig
+from forebay.families.config.vision.gemma4 import Gemma4VisionConfig
+from forebay.families.config.vision.qwen2 import Qwen2Config
 from forebay.families.parts.mmproj.reader import Mmproj, open_mmproj
-from forebay.families.vision.base import VisionConfig
-from forebay.families.vision.gemma4 import Gemma4VisionConfig
-from forebay.families.vision.qwen2 import Qwen2Config
 from forebay.formats.stored_tensor import read_tensor
 from forebay.models.encoder import load_encoder
 from forebay.ops import Ops

@@ -14,7 +14,7 @@ from forebay import models
 from forebay.base.errors import ModelError
 from forebay.engine.lifecycle.model_shape import read_shape
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.outer import OUTERS as TABLE
+from forebay.families.config.outer import OUTERS as TABLE
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantize import quantize_into
 from forebay.formats.weight_shapes import ValueBytes

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from forebay import models
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import family
-from forebay.families.outer import OUTER_NAMES
+from forebay.families.config.model_config import family
+from forebay.families.config.outer import OUTER_NAMES
 from forebay.formats.adapters import Adapter
 from tests.models.adapters import MAX_RANK, SLOTS, as_they_are, randomize
 from tests.models.drive import Driver

@@ -17,7 +17,7 @@ from forebay.base.errors import ModelError
 from forebay.engine.lifecycle.model_shape import read_shape
 from forebay.families import TYPES
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import config_from_folder
+from forebay.families.config.model_config import config_from_folder
 from forebay.families.small import small_config
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantize import quantize_into

@@ -18,7 +18,7 @@ from transformers.vision_utils import get_vision_window_index
 from forebay.backends import make_ops
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.vision.qwen import QwenConfig
+from forebay.families.config.vision.qwen import QwenConfig
 from forebay.layers.encoder import square_orders
 from forebay.layers.grid_encoder import taps, window_order
 from forebay.models.encoder import encoder_params, encoder_spec, load_encoder

@@ -14,7 +14,7 @@ from forebay import models
 from forebay.backends import make_ops
 from forebay.families import TEXT_ENCODERS, TYPES
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import config_from_folder
+from forebay.families.config.model_config import config_from_folder
 from forebay.families.small import small_config
 from forebay.families.small_pictures import SMALL, WITH_PICTURES
 from forebay.formats.safetensors import SINGLE_NAME

@@ -13,8 +13,8 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbe
 
 from forebay import models
 from forebay.backends import make_ops
+from forebay.families.base.rope import RopeSections
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.rope import RopeSections
 from forebay.models import Model
 from tests.models.drive import Driver
 from tests.models.outers import OUTERS, make_outer, save_as_published

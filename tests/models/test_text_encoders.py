@@ -13,7 +13,7 @@ from forebay import models
 from forebay.base.errors import ModelError
 from forebay.families import TEXT_ENCODERS
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import config_of
+from forebay.families.config.model_config import config_of
 from forebay.layers.score_biases import AlibiSpec
 from tests.families.given import HOSTILE
 from tests.models.jina_bert import slope

@@ -18,9 +18,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from forebay.base.pixels import Size, num_tokens
-from forebay.families.model_config import config_from_folder
-from forebay.families.vision.base import HALVES
-from forebay.families.vision.pixtral import MEAN, STD
+from forebay.families.config.model_config import config_from_folder
+from forebay.families.config.vision.base import HALVES
+from forebay.families.config.vision.pixtral import MEAN, STD
 from tests.models.outers import OUTERS, make_outer
 from tests.models.tiny import VOCAB
 

@@ -104,14 +104,14 @@ DENSE: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "C28 a GGUF file's amplitude of YaRN is not the default one",
-        "families/architecture.py",
+        "families/base/architecture.py",
         '"rope.scaling.yarn_attn_factor": "attention_factor"',
         '"rope.scaling.yarn_attn_factor": "mscale"',
         _GGUF,
     ),
     Mutant(
         "C28 each fourth layer has no window where a GGUF file names no pattern",
-        "families/architecture.py",
+        "families/base/architecture.py",
         "[(layer + 1) % pattern != 0 for layer in self.layers]",
         "[layer % pattern != 0 for layer in self.layers]",
         "models/test_gguf_dense.py::test_windows_follow_the_file_s_pattern",

@@ -147,14 +147,14 @@ EXPERTS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "C28 a LongRoPE has its long factors above the length that it was trained on",
-        "families/rope.py",
+        "families/base/rope.py",
         'return num_positions > float(scaling["original_max_position_embeddings"])',
         'return num_positions >= float(scaling["original_max_position_embeddings"])',
         "layers/test_rotary.py::test_longrope_takes_the_angles_of_the_table_s_length",
     ),
     Mutant(
         "C28 a LongRoPE's amplitude grows with the ratio of the lengths",
-        "families/rope.py",
+        "families/base/rope.py",
         "math.log(factor) / math.log(length)",
         "math.log(factor)",
         _ORACLE + "[torch-phi3-longrope-partial]",

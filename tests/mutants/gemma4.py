@@ -12,7 +12,7 @@ _LARGE: Final = f"{_ENCODER}::test_encodings_equal_those_of_transformers[torch-g
 _FIELDS: Final = "families/test_vision_gemma4.py::"
 _SERVER: Final = "server/images/test_gemma4.py::"
 _LAYERS: Final = "layers/gemma4_encoder.py"
-_CONFIG: Final = "families/vision/gemma4.py"
+_CONFIG: Final = "families/config/vision/gemma4.py"
 _TILING: Final = "server/images/tilings/gemma4.py"
 
 GEMMA4: Final = (
@@ -116,7 +116,7 @@ GEMMA4: Final = (
     ),
     Mutant(
         "C31 parts for audio are not taken for the encoder's",
-        "families/outer.py",
+        "families/config/outer.py",
         "name.startswith(self.parts) and not name.startswith(self.never_served)",
         "name.startswith(self.parts)",
         f"{_ENCODER}::test_parts_for_audio_are_left_out_and_logged_once",

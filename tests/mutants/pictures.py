@@ -326,14 +326,14 @@ PICTURES: Final = (
     ),
     Mutant(
         "C28 taking turns, each position has the frequencies of its own section",
-        "families/rope.py",
+        "families/base/rope.py",
         "3 * self.sizes[i % 3]",
         "3 * self.sizes[-i % 3]",
         "models/test_rope_sections.py::test_sections_that_take_turns_equal_transformers",
     ),
     Mutant(
         "C28 in runs, each position has the frequencies of its own section",
-        "families/rope.py",
+        "families/base/rope.py",
         "enumerate(self.sizes)",
         "enumerate((self.sizes[0], *self.sizes[:0:-1]))",
         "models/test_rope_sections.py::test_logits_at_three_positions_equal_transformers",

@@ -13,7 +13,7 @@ import torch
 from forebay import models
 from forebay.base.topology import Topology, parse_cpus, read_topology, usable_cpus
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import config_from_folder
+from forebay.families.config.model_config import config_from_folder
 from forebay.families.small import small_config
 from forebay.models.random_weights import write_random_weights
 from forebay.ops.native.ops import NativeOps

@@ -18,7 +18,7 @@ from forebay.base.errors import ConfigError
 from forebay.base.parts import I64
 from forebay.config.engine_config import CacheTypes
 from forebay.families import TYPES
-from forebay.families.model_config import config_of
+from forebay.families.config.model_config import config_of
 from forebay.families.small import small_config
 from forebay.formats.prefix_files import Record, Rows
 from forebay.memory.kinds.resident.residents import RESIDENT

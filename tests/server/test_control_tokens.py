@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.engine.client.embedding import Texts
-from forebay.families.embedding import Embedding
+from forebay.families.base.embedding import Embedding
 from forebay.requests.sampling_params import PoolingKind
 from tests.server.conftest import MODEL, Running, start
 from tests.server.fake_engine import FakeEngine

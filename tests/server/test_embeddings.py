@@ -16,7 +16,7 @@ import pytest
 
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.client.embedding import Texts, verdict
-from forebay.families.embedding import Embedding
+from forebay.families.base.embedding import Embedding
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.updates import Failure, FinishReason
 from tests.deadlines import HANGS_S

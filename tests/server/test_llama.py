@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from forebay.config.engine_config import CacheIsolation
-from forebay.families.sampling import SamplingDefaults
+from forebay.families.base.sampling import SamplingDefaults
 from forebay.http.workers import INLINE_CHARS
 from forebay.requests.updates import Failure, FinishReason
 from forebay.server.api import tokens

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forebay.families.sampling import SamplingDefaults
+from forebay.families.base.sampling import SamplingDefaults
 from tests.server.conftest import Running
 
 Launch = Callable[..., Running]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from forebay.engine.client.embedding import Encoder, Texts, as_type, unweighed_ids
-from forebay.families.embedding import Embedding
+from forebay.families.base.embedding import Embedding
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from tests.server.conftest import MODEL, Running, start
 from tests.server.fake_engine import HIDDEN_SIZE, FakeEngine

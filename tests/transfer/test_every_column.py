@@ -15,7 +15,7 @@ import pytest
 from transformers import AutoConfig
 
 from forebay.config.engine_config import CacheTypes, DisaggregationMode
-from forebay.families.model_config import config_from_folder
+from forebay.families.config.model_config import config_from_folder
 from forebay.models import needs_of
 from forebay.pools.cache_spec import CacheSpec
 from tests.models.tiny import BASE, CASE_OF, CASES

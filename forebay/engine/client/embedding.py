@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.base.errors import InvalidRequest, brief
-from forebay.families.embedding import LEXICAL, MODULES, MULTI, Embedding, embedding_of
-from forebay.families.model_config import ModelConfig, config_from_folder
+from forebay.families.base.embedding import LEXICAL, MODULES, MULTI, Embedding, embedding_of
+from forebay.families.config.model_config import ModelConfig, config_from_folder
 from forebay.families.parts.text_encoder import Head, TextEncoderConfig
 from forebay.formats.files import is_there
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams, check_token_ids

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from forebay.engine.lifecycle.adapters import AdapterMemory, ReadAdapter
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.layers.adapters import Adapters, PackedAdapter
 from forebay.models import adapter_of
 

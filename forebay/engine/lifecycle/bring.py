@@ -17,8 +17,8 @@ from forebay.config.resolve import Survey
 from forebay.engine.lifecycle.model_shape import Shape, read_shape
 from forebay.engine.lifecycle.served_files import check_served_files
 from forebay.engine.lifecycle.sizing import memory_demand
-from forebay.families.embedding import LEXICAL, MULTI, embedding_of
-from forebay.families.model_config import ModelConfig
+from forebay.families.base.embedding import LEXICAL, MULTI, embedding_of
+from forebay.families.config.model_config import ModelConfig
 from forebay.formats.adapters import PICKLED_NAME, WEIGHTS_NAME, WHY_NOT_PICKLED, AdapterFiles, open_adapter
 from forebay.formats.files import MAX_SMALL_BYTES
 from forebay.formats.gguf_parts import part_names

@@ -14,8 +14,8 @@ from forebay.base.log import event, get_logger
 from forebay.config.engine_config import EngineConfig, SpeculationOptions, SpeculativeAlgorithm
 from forebay.families import ASSISTANTS, HEADS
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
+from forebay.families.config.model_config import ModelConfig, config_from_folder
 from forebay.families.eagle_head.config import EagleConfig
-from forebay.families.model_config import ModelConfig, config_from_folder
 from forebay.formats.gguf_parts import model_file
 from forebay.memory.kv_allocator import KV
 from forebay.models import load, needs_of

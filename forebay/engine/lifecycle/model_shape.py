@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
-from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf
+from forebay.families.config.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_parts import model_file
 from forebay.formats.quantization import Quantization

@@ -7,8 +7,8 @@ from typing import Final
 
 from forebay.config.engine_config import EngineConfig
 from forebay.config.pictures import PictureConfig
-from forebay.families.model_config import ModelConfig
-from forebay.families.vision.base import VisionConfig
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.vision.base import VisionConfig
 from forebay.models.encoder import layer_costs
 from forebay.models.encoders.encoder import Encoder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forebay.families.embedding import embedding_of
+from forebay.families.base.embedding import embedding_of
 from forebay.formats.files import is_there
 from forebay.formats.gguf_parts import model_file
 from forebay.formats.safetensors import has_weights

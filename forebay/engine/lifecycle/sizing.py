@@ -11,7 +11,7 @@ from forebay.config import estimates
 from forebay.config.engine_config import EngineConfig, KindConfig, SchedulerConfig, SpeculationOptions
 from forebay.config.pictures import PictureConfig
 from forebay.config.rules import ITEM_BYTES
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.memory.budget import MemoryBudget, MemoryDemand
 from forebay.memory.kinds.build import KIND_OF, make_demands
 from forebay.memory.kinds.declared import CacheSizes, KindSize, Sizing

@@ -24,8 +24,8 @@ from forebay.config.engine_config import EngineConfig
 from forebay.config.rules import value_bytes
 from forebay.engine.lifecycle.drafting import assistant_of, draft_model_of, drafter_of
 from forebay.engine.lifecycle.packed_cache import PackedCache, why_not_cached
+from forebay.families.base.embedding import dense_files, token_files
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
-from forebay.families.embedding import dense_files, token_files
 from forebay.formats.files import open_regular
 from forebay.formats.gguf_parts import model_file, part_paths
 from forebay.formats.safetensors import checkpoint_files

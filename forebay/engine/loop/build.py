@@ -59,9 +59,9 @@ from forebay.engine.loop.roles import Listening, role_of, shared_caches, transfe
 from forebay.engine.loop.start_report import Report, start_report
 from forebay.engine.ranks.broadcast import RankBroadcast, RankMemory
 from forebay.engine.ranks.processes import EndingRunner, RankProcesses
+from forebay.families.base.rope import long_rope
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
-from forebay.families.model_config import ModelConfig
-from forebay.families.rope import long_rope
+from forebay.families.config.model_config import ModelConfig
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import FP8_GROUP
 from forebay.formats.weight_shapes import WeightShapes

@@ -26,7 +26,7 @@ from forebay.base.units import ceil_div, human_bytes
 from forebay.config.engine_config import CacheTypes, Ledger, SchedulerConfig
 from forebay.engine.recorder.replay import NotExecuted, Outcome, Replay
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import config_from_folder
+from forebay.families.config.model_config import config_from_folder
 from forebay.families.small import small_config
 from forebay.memory.budget import PoolSizes
 from forebay.memory.kv_allocator import KV

@@ -3,11 +3,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields, is_number
-from forebay.families.mixers import Xielu
-from forebay.families.model_config import Family, ModelConfig
-from forebay.families.shape import Shape
-from forebay.families.transformer import Defaults, transformer
+from forebay.families.base.fields import Fields, is_number
+from forebay.families.base.mixers import Xielu
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Family, ModelConfig
+from forebay.families.config.transformer import Defaults, transformer
 
 ACTIVATIONS: Final = "xielu"
 """The field with the numbers of each layer's activation, which only GGUF files have in their metadata."""

@@ -5,8 +5,8 @@ from typing import Any, Final
 import numpy as np
 
 from forebay.families.apertus.config import ACTIVATIONS
-from forebay.families.architecture import PRE_NORM, Architecture, Header
-from forebay.families.mixers import Xielu
+from forebay.families.base.architecture import PRE_NORM, Architecture, Header
+from forebay.families.base.mixers import Xielu
 
 
 def _configure(header: Header) -> None:

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.base.rope import without_partial_rotary
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import FULL, LINEAR, Defaults, transformer
 from forebay.families.parts.mamba import KERNELS
 from forebay.families.parts.mamba2 import Mamba2Config, bamba_mixer, expanded, small_mixer
-from forebay.families.rope import without_partial_rotary
-from forebay.families.shape import Shape
-from forebay.families.transformer import FULL, LINEAR, Defaults, transformer
 
 _ROTATED: Final = 0.5
 

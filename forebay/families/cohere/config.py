@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Family
 from forebay.families.parts.parallel import HARMLESS, CohereConfig, parallel_transformer
-from forebay.families.shape import Shape
 
 _MOST_POSITIONS: Final = 1 << 24
 

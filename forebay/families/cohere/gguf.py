@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import Architecture, Header
+from forebay.families.base.architecture import Architecture, Header
 from forebay.families.parts.gguf.parallel import COHERE_KEYS, COHERE_NAMES
 
 

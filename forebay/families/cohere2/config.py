@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import WINDOW, Shape
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import FULL, SLIDING, Windows
 from forebay.families.parts.parallel import HARMLESS, CohereConfig, parallel_transformer
-from forebay.families.shape import WINDOW, Shape
-from forebay.families.transformer import FULL, SLIDING, Windows
 
 
 def parse(fields: Fields) -> CohereConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import Architecture
+from forebay.families.base.architecture import Architecture
 from forebay.families.parts.gguf.parallel import COHERE_KEYS, COHERE_NAMES
 
 ARCHITECTURES: Final = {

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import Defaults
 from forebay.families.parts.experts import grouped_experts, mlp_layer_types
 from forebay.families.parts.latent import HARMLESS, NAMES, LatentConfig, latent_attention, latent_transformer, small
-from forebay.families.transformer import Defaults
 
 
 def parse(fields: Fields) -> LatentConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.base.errors import brief
-from forebay.families.architecture import EXPERTS, Architecture, Header
+from forebay.families.base.architecture import EXPERTS, Architecture, Header
 from forebay.families.parts.gguf.latent import (
     CHECKED,
     DRAFT,

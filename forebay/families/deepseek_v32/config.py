@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import Defaults
 from forebay.families.parts.experts import grouped_experts
 from forebay.families.parts.latent import latent_attention, latent_transformer
 from forebay.families.parts.sparse_latent import (
@@ -15,7 +16,6 @@ from forebay.families.parts.sparse_latent import (
     small,
     sparse_latent,
 )
-from forebay.families.transformer import Defaults
 
 
 def parse(fields: Fields) -> SparseLatentConfig:

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import MAX_LAYERS, Fields, is_number
-from forebay.families.mixers import HyperConnections, Index
-from forebay.families.model_config import Experts, Family, ModelConfig
+from forebay.families.base.fields import MAX_LAYERS, Fields, is_number
+from forebay.families.base.mixers import HyperConnections, Index
+from forebay.families.base.rope import rope_parameters, rope_theta_and_scaling
+from forebay.families.base.shape import Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Experts, Family, ModelConfig
+from forebay.families.config.transformer import SLIDING, Defaults, transformer
 from forebay.families.parts.streams import hyper_connections
-from forebay.families.rope import rope_parameters, rope_theta_and_scaling
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import SLIDING, Defaults, transformer
 from forebay.formats.layer_packing import LayerPacking
 from forebay.formats.mixed_floats import EXPERTS, mixed_floats
 

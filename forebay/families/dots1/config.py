@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import WINDOW, Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import Defaults, Windows, transformer
 from forebay.families.parts.experts import GroupedConfig, grouped_experts, mlp_layer_types, small_experts
-from forebay.families.shape import WINDOW, Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import Defaults, Windows, transformer
 
 
 def parse(fields: Fields) -> GroupedConfig:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family, ModelConfig
-from forebay.families.transformer import Defaults, transformer
+from forebay.families.base.fields import Fields
+from forebay.families.config.model_config import Family, ModelConfig
+from forebay.families.config.transformer import Defaults, transformer
 
 
 def parse(fields: Fields) -> ModelConfig:

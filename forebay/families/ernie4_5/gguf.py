@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import PRE_NORM, Architecture, Header
+from forebay.families.base.architecture import PRE_NORM, Architecture, Header
 
 
 def _configure(header: Header) -> None:

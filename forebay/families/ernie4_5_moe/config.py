@@ -3,11 +3,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Experts, Family, ModelConfig
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import Defaults, count_of, transformer
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Experts, Family, ModelConfig
+from forebay.families.config.transformer import Defaults, count_of, transformer
 
 # Remote code that transformers has by now, and how the model was trained.
 _HARMLESS: Final = frozenset({"auto_map", "moe_capacity", "moe_gate"})

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import EXPERTS, PRE_NORM, Architecture, Tensors
+from forebay.families.base.architecture import EXPERTS, PRE_NORM, Architecture, Tensors
 from forebay.families.parts.gguf.latent import SHARED_EXPERTS
 from forebay.formats.stored_tensor import ComputedTensor
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family, ModelConfig
+from forebay.families.base.fields import Fields
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Family, ModelConfig
+from forebay.families.config.transformer import Defaults, transformer
 from forebay.families.parts.own_code import OWN_CODE
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import Defaults, transformer
 
 _KV_HEADS: Final = 8
 _FIELDS: Final = {

@@ -2,6 +2,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import PRE_NORM, Architecture
+from forebay.families.base.architecture import PRE_NORM, Architecture
 
 ARCHITECTURES: Final = {"exaone": Architecture(block_names=PRE_NORM)}

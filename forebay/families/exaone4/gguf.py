@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import Architecture
+from forebay.families.base.architecture import Architecture
 from forebay.families.parts.gguf.exaone import configure
 from forebay.families.parts.gguf.olmo import NAMES
 

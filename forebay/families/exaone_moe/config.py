@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Family
 from forebay.families.parts import windows as exaone4
 from forebay.families.parts.experts import SPARSE, GroupedConfig, grouped_experts, mlp_layer_types
 from forebay.families.parts.windows import windowed_transformer
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
 
 _NAMES_OF_EXPERTS: Final = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
 

@@ -4,7 +4,7 @@ import re
 from typing import Any, Final
 
 from forebay.base.errors import brief
-from forebay.families.architecture import ATTENTION, EXPERTS, Architecture, Header, Tensors
+from forebay.families.base.architecture import ATTENTION, EXPERTS, Architecture, Header, Tensors
 from forebay.families.parts.gguf import exaone as exaone4
 from forebay.families.parts.gguf.latent import NAMES
 

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Any, Final
 
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import Defaults, transformer
 from forebay.families.parts.mamba import KERNELS
 from forebay.families.parts.mamba2 import HYBRID, Mamba2Config, bamba_mixer, expanded, small_mixer
 from forebay.families.parts.multipliers import _multipliers, multiplier
-from forebay.families.shape import Shape
-from forebay.families.transformer import Defaults, transformer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

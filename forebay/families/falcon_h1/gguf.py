@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import FINAL_NORM, GATED, PROJECTIONS, Architecture, Header, Tensors, within
+from forebay.families.base.architecture import FINAL_NORM, GATED, PROJECTIONS, Architecture, Header, Tensors, within
 from forebay.families.parts.gguf.mamba import SSM_KEYS
 from forebay.families.parts.gguf.mamba2 import BAMBA_KEYS, MAMBA2, configure_bamba, restore_mamba2
 

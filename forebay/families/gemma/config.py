@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family, ModelConfig
-from forebay.families.shape import Shape
-from forebay.families.transformer import Defaults, transformer
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Family, ModelConfig
+from forebay.families.config.transformer import Defaults, transformer
 
 _ACTIVATIONS: Final = ("gelu", "gelu_pytorch_tanh")  # published files name the first and mean the second
 _KV_HEADS: Final = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import Architecture
+from forebay.families.base.architecture import Architecture
 from forebay.families.parts.gguf.gemma import GEMMA_NAMES, restore_norms, set_scalar
 
 _27B_LAYERS: Final = 46

@@ -3,14 +3,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family, ModelConfig
+from forebay.families.base.fields import Fields
+from forebay.families.base.rope import ropes_by_kind
+from forebay.families.base.shape import WINDOW, Shape
+from forebay.families.config.model_config import Family, ModelConfig
+from forebay.families.config.transformer import FULL, SLIDING, Defaults, Windows, transformer
 from forebay.families.parts.caps import pre_attention_scalar
 from forebay.families.parts.ropes import Ropes
 from forebay.families.parts.text_encoder import TextEncoderConfig, class_names
-from forebay.families.rope import ropes_by_kind
-from forebay.families.shape import WINDOW, Shape
-from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, transformer
 
 # Published files leave out what is as in the 4B model. They all have the other sizes: transformers' defaults of hidden
 # size, MLP and layers describe no published model, so a file without these is refused.

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Final
 
-from forebay.families.fields import MAX_SIZE, Fields, is_number
-from forebay.families.model_config import Family, ModelConfig
+from forebay.families.base.fields import MAX_SIZE, Fields, is_number
+from forebay.families.base.rope import ropes_by_kind
+from forebay.families.base.shape import WINDOW, Shape
+from forebay.families.config.model_config import Family, ModelConfig
+from forebay.families.config.transformer import FULL, SLIDING, Defaults, Windows, transformer
 from forebay.families.parts.caps import cap
 from forebay.families.parts.ropes import Ropes
 from forebay.families.parts.shared_kv import is_of_shared_kv, kv_owners
-from forebay.families.rope import ropes_by_kind
-from forebay.families.shape import WINDOW, Shape
-from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, transformer
 
 # What transformers assumes where a file is silent, but for hidden size, MLP and layers.
 _SIZES: Final = {

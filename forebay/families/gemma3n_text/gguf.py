@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from forebay.base.errors import ModelError, brief
-from forebay.families.architecture import TOP_NAMES, Architecture, Header, Tensors, within
-from forebay.families.fields import is_number
+from forebay.families.base.architecture import TOP_NAMES, Architecture, Header, Tensors, within
+from forebay.families.base.fields import is_number
 from forebay.families.gemma3n_text.config import FAMILY, Gemma3nConfig
 from forebay.families.parts.gguf.gemma import GEMMA_NAMES
 from forebay.formats.gguf_tensor import GgufStored

@@ -4,10 +4,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Family
 from forebay.families.parts import gemma4
-from forebay.families.tensor_names import TensorNames
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.model_config import Family, ModelConfig
+from forebay.families.base.shape import WINDOW, Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Family, ModelConfig
+from forebay.families.config.transformer import FULL, SLIDING
 from forebay.families.parts.gemma4 import HARMLESS, Gemma4Config, parse
 from forebay.families.parts.shared_kv import is_of_shared_kv
-from forebay.families.shape import WINDOW, Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import FULL, SLIDING
 
 
 def small(shape: Shape) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any, Final
 import numpy as np
 
 from forebay.base.errors import brief
-from forebay.families.architecture import ATTENTION, GATED, MLP, TOP_NAMES, Architecture, Header, Tensors
+from forebay.families.base.architecture import ATTENTION, GATED, MLP, TOP_NAMES, Architecture, Header, Tensors
+from forebay.families.config.transformer import FULL, SLIDING
 from forebay.families.gemma4_text.config import FAMILY
 from forebay.families.parts.gemma4 import Gemma4Config
-from forebay.families.transformer import FULL, SLIDING
 
 _NOT_ROTATED: Final = 1e29  # llama.cpp divides by 1e30 the frequencies that are to be none
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.base.errors import ModelError
-from forebay.families.architecture import PROJECTIONS, Architecture, Header, Tensors, within
+from forebay.families.base.architecture import PROJECTIONS, Architecture, Header, Tensors, within
 from forebay.families.parts.gguf.joined_mlp import JOINED_MLP
 from forebay.families.parts.gguf.partial_rotary import configure
 from forebay.families.parts.partial_rotary import PartialRotaryConfig

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import PROJECTIONS, Architecture, within
+from forebay.families.base.architecture import PROJECTIONS, Architecture, within
 from forebay.families.parts.gguf.joined_mlp import JOINED_MLP
 from forebay.families.parts.gguf.partial_rotary import configure
 

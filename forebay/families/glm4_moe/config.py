@@ -3,13 +3,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.rope import rotary_dim, without_partial_rotary
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import Defaults, transformer
 from forebay.families.parts.experts import GroupedConfig, grouped_experts, mlp_layer_types, small_experts
 from forebay.families.parts.latent import NAMES
-from forebay.families.rope import rotary_dim, without_partial_rotary
-from forebay.families.shape import Shape
-from forebay.families.transformer import Defaults, transformer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

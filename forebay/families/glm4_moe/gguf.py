@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import ATTENTION, EXPERTS, MLP, Architecture, Header
+from forebay.families.base.architecture import ATTENTION, EXPERTS, MLP, Architecture, Header
 from forebay.families.parts.gguf.experts import GROUPED_CHECKED, configure_grouped, restore_correction
 from forebay.families.parts.gguf.latent import DRAFT, GROUPED, SHARED_EXPERTS, without_draft
 from forebay.families.parts.gguf.partial_rotary import configure as configure_rotation

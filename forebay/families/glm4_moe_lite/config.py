@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import Defaults
 from forebay.families.parts.experts import grouped_experts, mlp_layer_types
 from forebay.families.parts.latent import (
     HARMLESS,
@@ -13,8 +15,6 @@ from forebay.families.parts.latent import (
     latent_transformer,
     small_latent,
 )
-from forebay.families.shape import Shape
-from forebay.families.transformer import Defaults
 
 
 def parse(fields: Fields) -> LatentConfig:

@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from forebay.families.fields import Fields, is_number
-from forebay.families.mixers import HyperConnections, KimiDelta, Latent, PooledIndex
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields, is_number
+from forebay.families.base.mixers import HyperConnections, KimiDelta, Latent, PooledIndex
+from forebay.families.base.rope import ROPE_FIELDS
+from forebay.families.base.shape import Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import FULL, LINEAR, Defaults, layers_of
 from forebay.families.parts.experts import DENSE, SPARSE, grouped_experts, mlp_layer_types, small_experts
 from forebay.families.parts.kimi_delta import kimi_delta
 from forebay.families.parts.latent import HARMLESS, latent_attention, latent_transformer, small_latent
@@ -18,10 +22,6 @@ from forebay.families.parts.sparse_latent import (
     read_index,
 )
 from forebay.families.parts.streams import hyper_connections
-from forebay.families.rope import ROPE_FIELDS
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import FULL, LINEAR, Defaults, layers_of
 
 INDEXED: Final = "indexed_attention"  # transformers' name of layers with attention
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import ATTENTION, GATED, Architecture, Header, Tensors, expert_names
+from forebay.families.base.architecture import ATTENTION, GATED, Architecture, Header, Tensors, expert_names
 
 _NAMES: Final = {
     **ATTENTION,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import PRE_NORM, Architecture, Header
+from forebay.families.base.architecture import PRE_NORM, Architecture, Header
 from forebay.families.parts.gguf.joined_experts import SCALES
 from forebay.families.parts.gguf.mamba import SSM_KEYS
 from forebay.families.parts.gguf.multipliers import attention_alone

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import Defaults, transformer
 from forebay.families.parts.multipliers import multipliers, small_multipliers
 from forebay.families.parts.ropes import rope_thetas
 from forebay.families.parts.scaled_windows import WINDOWS, WindowedGraniteConfig, small_windows
-from forebay.families.shape import Shape
-from forebay.families.transformer import Defaults, transformer
 
 _KV_HEADS: Final = 4
 

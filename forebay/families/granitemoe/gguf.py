@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import PRE_NORM, Architecture, Header
+from forebay.families.base.architecture import PRE_NORM, Architecture, Header
 from forebay.families.parts.gguf.joined_experts import EXPERTS, SCALES, join_shared
 from forebay.families.parts.gguf.mamba import SSM_KEYS
 from forebay.families.parts.gguf.multipliers import attention_alone

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Family
 from forebay.families.parts import scaled_experts
 from forebay.families.parts.joined_experts import NAMES
 from forebay.families.parts.ropes import rope_thetas
 from forebay.families.parts.scaled_windows import WINDOWS, WindowedGraniteConfig, small_windows
-from forebay.families.shape import Shape
 
 
 def parse(fields: Fields) -> WindowedGraniteConfig:

@@ -3,15 +3,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.model_config import Experts, Family
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.base.rope import ROPE_FIELDS
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Experts, Family
+from forebay.families.config.transformer import FULL, LINEAR, Defaults, count_of, transformer
 from forebay.families.parts.joined_experts import NAMES
 from forebay.families.parts.mamba import KERNELS
 from forebay.families.parts.mamba2 import Mamba2Config, bamba_mixer, expanded, listed_layers, small_mixer
 from forebay.families.parts.multipliers import Multipliers, multipliers
-from forebay.families.rope import ROPE_FIELDS
-from forebay.families.shape import Shape
-from forebay.families.transformer import FULL, LINEAR, Defaults, count_of, transformer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import PROJECTIONS, Architecture, Header, Tensors, within
+from forebay.families.base.architecture import PROJECTIONS, Architecture, Header, Tensors, within
+from forebay.families.config.transformer import FULL, LINEAR
 from forebay.families.parts.gguf.joined_experts import _SHARED, EXPERTS, SCALES, join_shared
 from forebay.families.parts.gguf.mamba import SSM_KEYS, limit_positions
 from forebay.families.parts.gguf.mamba2 import BAMBA_KEYS, MAMBA2, configure_bamba, expansion, restore_mamba2
-from forebay.families.transformer import FULL, LINEAR
 
 
 def _configure(header: Header) -> None:

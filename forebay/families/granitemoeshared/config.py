@@ -3,12 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Family
 from forebay.families.parts import scaled_experts as granitemoe
 from forebay.families.parts.joined_experts import NAMES
 from forebay.families.parts.multipliers import GraniteConfig
-from forebay.families.shape import Shape
 
 
 def parse(fields: Fields) -> GraniteConfig:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family, ModelConfig
+from forebay.families.base.fields import Fields
+from forebay.families.config.model_config import Family, ModelConfig
 from forebay.families.parts.rotated_first import SAID, rotated_first
 
 

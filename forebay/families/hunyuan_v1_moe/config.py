@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Experts, Family, ModelConfig
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Experts, Family, ModelConfig
 from forebay.families.parts.rotated_first import SAID, rotated_first
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
 
 _ALIASES: Final = {"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"}
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import EXPERTS, GATED, Architecture, Header, within
+from forebay.families.base.architecture import EXPERTS, GATED, Architecture, Header, within
 from forebay.families.parts.gguf.hunyuan import NAMES
 
 

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import Defaults, transformer
 from forebay.families.parts.experts import GroupedConfig, GroupedExperts, mlp_layer_types
 from forebay.families.parts.latent import DRAFT_HEAD
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import Defaults, transformer
 
 _FIXED: Final[dict[str, Any]] = {
     "moe_router_enable_expert_bias": True,

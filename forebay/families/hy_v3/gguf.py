@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.base.errors import brief
-from forebay.families.architecture import GATED, PRE_NORM, Architecture, Header, Tensors, expert_names, within
+from forebay.families.base.architecture import GATED, PRE_NORM, Architecture, Header, Tensors, expert_names, within
 from forebay.families.parts.experts import DENSE, SPARSE
 from forebay.families.parts.gguf.latent import DRAFT, leave_out_draft, without_draft
 

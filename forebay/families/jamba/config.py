@@ -3,15 +3,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.mixers import Mamba1Mixer
-from forebay.families.model_config import Experts, Family
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.base.mixers import Mamba1Mixer
+from forebay.families.base.rope import ROPE_FIELDS
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Experts, Family
+from forebay.families.config.transformer import FULL, LINEAR, Defaults, count_of, kernel_width, transformer
 from forebay.families.parts.mamba import KERNELS, MambaConfig, rank_of
 from forebay.families.parts.mamba2 import expanded
 from forebay.families.parts.own_code import OWN_CODE
-from forebay.families.rope import ROPE_FIELDS
-from forebay.families.shape import Shape
-from forebay.families.transformer import FULL, LINEAR, Defaults, count_of, kernel_width, transformer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import FINAL_NORM, GATED, PROJECTIONS, Architecture, Header, expert_names, within
+from forebay.families.base.architecture import (
+    FINAL_NORM,
+    GATED,
+    PROJECTIONS,
+    Architecture,
+    Header,
+    expert_names,
+    within,
+)
 from forebay.families.parts.gguf.mamba import MAMBA1, SSM_KEYS, restore_mamba1
 from forebay.families.parts.gguf.mamba2 import expansion
 

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.rope import ROPE_FIELDS
+from forebay.families.base.shape import Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import FULL, LINEAR, Defaults, layers_of
 from forebay.families.parts.experts import grouped_experts, mlp_layer_types
 from forebay.families.parts.kimi_delta import NAMES, KimiLinearConfig, kimi_delta
 from forebay.families.parts.latent import HARMLESS, latent_attention, latent_transformer, small_latent
-from forebay.families.rope import ROPE_FIELDS
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import FULL, LINEAR, Defaults, layers_of
 
 _LINEAR_NAMES: Final = {
     "head_dim": "linear_head_dim",

@@ -5,10 +5,10 @@ from typing import Final
 
 import numpy as np
 
-from forebay.families.architecture import Architecture, Header, Tensors
+from forebay.families.base.architecture import Architecture, Header, Tensors
+from forebay.families.config.transformer import FULL, LINEAR
 from forebay.families.parts.gguf.latent import CHECKED, KEYS, NAMES, configure_latent, restore_latent
 from forebay.families.parts.gguf.mamba2 import restore_mamba2
-from forebay.families.transformer import FULL, LINEAR
 from forebay.formats.stored_tensor import ComputedTensor
 
 _NAMES: Final = {

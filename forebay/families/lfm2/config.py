@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.fields import MAX_LAYERS, MAX_SIZE, Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import MAX_LAYERS, MAX_SIZE, Fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import FULL
 from forebay.families.parts.convolution import CONV, LFM2_DEFAULTS, OLD_NAMES, Lfm2Config, convolutional
-from forebay.families.shape import Shape
-from forebay.families.transformer import FULL
 
 
 def parse(fields: Fields) -> Lfm2Config:

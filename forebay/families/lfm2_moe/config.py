@@ -3,11 +3,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Experts, Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Experts, Family
+from forebay.families.config.transformer import FULL, experts
 from forebay.families.parts.convolution import CONV, LFM2_DEFAULTS, OLD_NAMES, Lfm2Config, convolutional
-from forebay.families.shape import Shape
-from forebay.families.transformer import FULL, experts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,14 +3,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.base.rope import ropes_by_kind
+from forebay.families.base.shape import WINDOW, Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import FULL, SLIDING, Defaults
 from forebay.families.parts.convolution import CONV, LFM_NAMES, Lfm2Config, convolutional
 from forebay.families.parts.ropes import Ropes
-from forebay.families.rope import ropes_by_kind
-from forebay.families.shape import WINDOW, Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import FULL, SLIDING, Defaults
 
 _ROPES: Final = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.config.model_config import Family
 from forebay.families.parts.mamba import HARMLESS, NAMES, MambaConfig, mamba1_mixer, mixers_only, small
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from forebay.families.architecture import Architecture, Header, within
+from forebay.families.base.architecture import Architecture, Header, within
 from forebay.families.parts.gguf.mamba import (
     BACKBONE,
     MAMBA1,

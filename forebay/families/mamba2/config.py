@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.mixers import Mamba2Mixer
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.mixers import Mamba2Mixer
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import kernel_width
 from forebay.families.parts.mamba import HARMLESS, NAMES, mixers_only
 from forebay.families.parts.mamba2 import Mamba2Config, dt_limit, groups_of
-from forebay.families.shape import Shape
-from forebay.families.transformer import kernel_width
 
 
 def parse(fields: Fields) -> Mamba2Config:

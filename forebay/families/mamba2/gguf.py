@@ -3,7 +3,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from forebay.families.architecture import Architecture, Header, within
+from forebay.families.base.architecture import Architecture, Header, within
 from forebay.families.parts.gguf.mamba import BACKBONE, SSM_KEYS, with_backbone, without_attention
 from forebay.families.parts.gguf.mamba2 import MAMBA2, expansion, heads_of, restore_mamba2
 

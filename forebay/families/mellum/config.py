@@ -3,15 +3,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Experts, Family, ModelConfig
+from forebay.families.base.fields import Fields
+from forebay.families.base.rope import ropes_by_kind
+from forebay.families.base.shape import WINDOW, Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Experts, Family, ModelConfig
+from forebay.families.config.transformer import FULL, SLIDING, Defaults, Windows, experts, transformer
 from forebay.families.parts.experts import DENSE, SPARSE, mlp_layer_types
 from forebay.families.parts.gated_delta import MTP_HEAD
 from forebay.families.parts.ropes import Ropes
-from forebay.families.rope import ropes_by_kind
-from forebay.families.shape import WINDOW, Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, experts, transformer
 
 _THETAS: Final = {FULL: 500_000.0, SLIDING: 10_000.0}
 

@@ -5,8 +5,8 @@ from typing import Any, Final
 import numpy as np
 
 from forebay.base.errors import brief
-from forebay.families.architecture import EXPERTS, PRE_NORM, Architecture, Header
-from forebay.families.transformer import FULL, SLIDING
+from forebay.families.base.architecture import EXPERTS, PRE_NORM, Architecture, Header
+from forebay.families.config.transformer import FULL, SLIDING
 
 _PATTERN: Final = "attention.sliding_window_pattern"
 _PERIOD: Final = 4  # llama.cpp's, where a file with a window has no pattern

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.model_config import Family, ModelConfig
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.base.rope import rope_theta_and_scaling, rotary_dim, without_partial_rotary
+from forebay.families.base.shape import WINDOW, Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Family, ModelConfig
+from forebay.families.config.transformer import FULL, SLIDING, Defaults, Windows, transformer
 from forebay.families.parts.experts import DENSE, SPARSE, GroupedExperts, grouped_experts
-from forebay.families.rope import rope_theta_and_scaling, rotary_dim, without_partial_rotary
-from forebay.families.shape import WINDOW, Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, transformer
 
 _VALUE_SCALE: Final = 0.707
 _THETAS: Final = {FULL: 5_000_000.0, SLIDING: 10_000.0}

@@ -8,10 +8,10 @@ from typing import Any, Final
 import numpy as np
 
 from forebay.base.errors import brief
-from forebay.families.architecture import ATTENTION, EXPERTS, MLP, Architecture, Header, Tensors
+from forebay.families.base.architecture import ATTENTION, EXPERTS, MLP, Architecture, Header, Tensors
+from forebay.families.config.transformer import FULL, SLIDING
 from forebay.families.mimo_v2_flash.config import MimoConfig
 from forebay.families.parts.experts import DENSE, SPARSE
-from forebay.families.transformer import FULL, SLIDING
 
 _LAYER: Final = re.compile(r"model\.layers\.(\d{1,6})\.")
 _DRAFTS: Final = ("eh_proj", "enorm", "hnorm", "shared_head_norm", "shared_head_head", "embed_tokens")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import PRE_NORM, Architecture, Header
+from forebay.families.base.architecture import PRE_NORM, Architecture, Header
 from forebay.families.parts.gguf.experts import restore_correction
 from forebay.families.parts.gguf.mixtures import EXPERTS
 from forebay.families.parts.gguf.partial_rotary import configure as configure_rotation

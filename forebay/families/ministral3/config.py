@@ -3,11 +3,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family, ModelConfig
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Family, ModelConfig
+from forebay.families.config.transformer import Defaults, Windows, transformer
 from forebay.families.parts.query_scale import QueryScale, default_rope, query_scale, without_query_scale
-from forebay.families.shape import Shape
-from forebay.families.transformer import Defaults, Windows, transformer
 
 _ROPE: Final = default_rope(theta=1e6, factor=16.0, length=16_384)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import PRE_NORM, Architecture, Header
+from forebay.families.base.architecture import PRE_NORM, Architecture, Header
 
 _LOG_MULTIPLIER: Final = "rope.scaling.yarn_log_multiplier"
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.shape import WINDOW
-from forebay.families.transformer import Defaults, Windows, plain
+from forebay.families.base.shape import WINDOW
+from forebay.families.config.transformer import Defaults, Windows, plain
 
 FAMILY: Final = plain(
     Defaults(attention_bias=False),

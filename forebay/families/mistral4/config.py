@@ -3,8 +3,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.rope import without_partial_rotary
+from forebay.families.base.shape import Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import Defaults
 from forebay.families.parts.experts import grouped_experts, mlp_layer_types
 from forebay.families.parts.latent import (
     HARMLESS,
@@ -16,10 +20,6 @@ from forebay.families.parts.latent import (
     small as small_experts,
 )
 from forebay.families.parts.query_scale import QueryScale, default_rope, query_scale, without_query_scale
-from forebay.families.rope import without_partial_rotary
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import Defaults
 
 _ROPE: Final = default_rope(theta=10_000.0, factor=128.0, length=8192)
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import Defaults, Windows, transformer
 from forebay.families.parts.wide_experts import NAMES, MixtralConfig, wide_experts
-from forebay.families.shape import Shape
-from forebay.families.transformer import Defaults, Windows, transformer
 
 
 def parse(fields: Fields) -> MixtralConfig:

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.mixers import Mamba2Mixer
-from forebay.families.model_config import Family
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.base.mixers import Mamba2Mixer
+from forebay.families.base.rope import ROPE_FIELDS
+from forebay.families.base.shape import Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import FULL, LINEAR, Defaults, kernel_width, transformer
 from forebay.families.parts.experts import GroupedExperts
 from forebay.families.parts.mamba import INITIAL, KERNELS
 from forebay.families.parts.mamba2 import Mamba2Config, groups_of, listed_layers
 from forebay.families.parts.own_code import OWN_CODE
-from forebay.families.rope import ROPE_FIELDS
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import FULL, LINEAR, Defaults, kernel_width, transformer
 
 MLP: Final = "mlp"
 MOE: Final = "moe"

@@ -3,11 +3,11 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.base.errors import brief
-from forebay.families.architecture import PROJECTIONS, Architecture, Header, Tensors, expert_names, within
+from forebay.families.base.architecture import PROJECTIONS, Architecture, Header, Tensors, expert_names, within
+from forebay.families.config.transformer import FULL, LINEAR
 from forebay.families.nemotron_h.config import MLP, MOE
 from forebay.families.parts.gguf.mamba import BACKBONE, SSM_KEYS, limit_positions, with_backbone
 from forebay.families.parts.gguf.mamba2 import MAMBA2, heads_of, restore_mamba2
-from forebay.families.transformer import FULL, LINEAR
 
 
 def _configure(header: Header) -> None:

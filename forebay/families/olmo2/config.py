@@ -2,6 +2,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.transformer import Defaults, plain
+from forebay.families.config.transformer import Defaults, plain
 
 FAMILY: Final = plain(Defaults(kv_heads=True, rms_norm_eps=1e-5))

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import YARN_KEYS, Architecture, Header
+from forebay.families.base.architecture import YARN_KEYS, Architecture, Header
+from forebay.families.config.transformer import FULL, SLIDING
 from forebay.families.parts.gguf.olmo import NAMES
-from forebay.families.transformer import FULL, SLIDING
 
 
 def _configure(header: Header) -> None:

@@ -3,12 +3,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family, ModelConfig
+from forebay.families.base.fields import Fields
+from forebay.families.base.rope import ropes_by_kind
+from forebay.families.base.shape import WINDOW, Shape
+from forebay.families.config.model_config import Family, ModelConfig
+from forebay.families.config.transformer import FULL, SLIDING, Defaults, Windows, transformer
 from forebay.families.parts.ropes import Ropes
-from forebay.families.rope import ropes_by_kind
-from forebay.families.shape import WINDOW, Shape
-from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, transformer
 
 _THETA: Final = 500_000.0
 

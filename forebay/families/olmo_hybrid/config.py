@@ -3,15 +3,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.mixers import DeltaNet
-from forebay.families.model_config import Family, ModelConfig
+from forebay.families.base.fields import Fields
+from forebay.families.base.mixers import DeltaNet
+from forebay.families.base.rope import rope_parameters
+from forebay.families.base.shape import Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Family, ModelConfig
+from forebay.families.config.transformer import FULL, LINEAR, Defaults, layers_of, transformer
 from forebay.families.parts import gated_delta as qwen3_5
 from forebay.families.parts.gated_delta import delta_net
-from forebay.families.rope import rope_parameters
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import FULL, LINEAR, Defaults, layers_of, transformer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

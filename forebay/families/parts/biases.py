@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.fields import Fields
-from forebay.families.transformer import Defaults
+from forebay.families.base.fields import Fields
+from forebay.families.config.transformer import Defaults
 
 
 def sized(fields: Fields, defaults: Defaults) -> Defaults:

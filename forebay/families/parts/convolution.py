@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import ModelConfig
-from forebay.families.transformer import FULL, Defaults, kernel_width, transformer
+from forebay.families.base.fields import Fields
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.transformer import FULL, Defaults, kernel_width, transformer
 
 CONV: Final = "conv"
 LFM_NAMES: Final = {"norm_eps": "rms_norm_eps"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.model_config import Experts, ModelConfig
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.config.model_config import Experts, ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

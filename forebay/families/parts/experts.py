@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Experts, ModelConfig
-from forebay.families.shape import Shape
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Experts, ModelConfig
 
 DENSE: Final = "dense"
 SPARSE: Final = "sparse"

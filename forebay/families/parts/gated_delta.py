@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.mixers import DeltaNet
-from forebay.families.model_config import ModelConfig
-from forebay.families.rope import rotary_dim, without_partial_rotary
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import FULL, LINEAR, Defaults, kernel_width, layers_of, transformer
+from forebay.families.base.fields import Fields
+from forebay.families.base.mixers import DeltaNet
+from forebay.families.base.rope import rotary_dim, without_partial_rotary
+from forebay.families.base.shape import Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.transformer import FULL, LINEAR, Defaults, kernel_width, layers_of, transformer
 
 # How the rope shares its dimensions among the axes of a picture: all axes of a text have the same position.
 _PICTURE_AXES: Final = ("mrope_section", "mrope_interleaved")

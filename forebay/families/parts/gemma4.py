@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Experts, ModelConfig
+from forebay.families.base.fields import Fields
+from forebay.families.base.rope import ropes_by_kind
+from forebay.families.config.model_config import Experts, ModelConfig
+from forebay.families.config.transformer import FULL, SLIDING, Defaults, Windows, count_of, experts, transformer
 from forebay.families.parts.caps import cap
 from forebay.families.parts.ropes import Ropes
 from forebay.families.parts.shared_kv import kv_owners
-from forebay.families.rope import ropes_by_kind
-from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, count_of, experts, transformer
 
 # What transformers assumes where a file is silent. Its defaults of hidden size, MLP and layers describe no published
 # model, so a file without these is refused.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.families.fields import Fields
+from forebay.families.base.fields import Fields
 
 
 def without_idle_window(fields: Fields) -> Fields:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.tensor_names import TensorNames
+from forebay.families.base.tensor_names import TensorNames
 from forebay.formats.turned_experts import DOWN, GATE_UP
 
 # Of experts, which are stacked, and their router.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.mixers import KimiDelta
+from forebay.families.base.fields import Fields
+from forebay.families.base.mixers import KimiDelta
+from forebay.families.config.transformer import kernel_width
 from forebay.families.parts.latent import LatentConfig
-from forebay.families.transformer import kernel_width
 
 # What else than DeepSeek Kimi and Ling call a field.
 NAMES: Final = {

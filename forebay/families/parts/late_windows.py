@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.transformer import Windows
+from forebay.families.base.fields import Fields
+from forebay.families.config.transformer import Windows
 
 # Of a window that is not asked for.
 NO_WINDOW: Final = frozenset({"sliding_window", "max_window_layers"})

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.mixers import Latent
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.base.mixers import Latent
+from forebay.families.base.shape import Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.transformer import FULL, Defaults, transformer
 from forebay.families.parts.experts import GroupedConfig
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import FULL, Defaults, transformer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.mixers import Mamba1Mixer
-from forebay.families.model_config import ModelConfig
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import LINEAR, common, kernel_width
+from forebay.families.base.fields import Fields
+from forebay.families.base.mixers import Mamba1Mixer
+from forebay.families.base.shape import Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.transformer import LINEAR, common, kernel_width
 
 _POSITIONS: Final = 1 << 17
 """Positions of a model whose configuration has no limit, since its state has no room for one: 131,072. The published

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import MAX_LAYERS, MAX_NUMBER, Fields, is_number
-from forebay.families.mixers import Mamba2Mixer
-from forebay.families.model_config import ModelConfig
-from forebay.families.shape import Shape
-from forebay.families.transformer import FULL, LINEAR, kernel_width
+from forebay.families.base.fields import MAX_LAYERS, MAX_NUMBER, Fields, is_number
+from forebay.families.base.mixers import Mamba2Mixer
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.transformer import FULL, LINEAR, kernel_width
 
 
 def bamba_mixer(fields: Fields, intermediate: int, *, out_bias: str = "mamba_proj_bias") -> Mamba2Mixer:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.families.fields import MAX_NUMBER, Fields, is_number
-from forebay.families.model_config import ModelConfig
-from forebay.families.shape import Shape
+from forebay.families.base.fields import MAX_NUMBER, Fields, is_number
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import ModelConfig
+from forebay.families.base.fields import Fields
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.transformer import Defaults, Windows, transformer
 from forebay.families.parts.multipliers import multiplier
-from forebay.families.transformer import Defaults, Windows, transformer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

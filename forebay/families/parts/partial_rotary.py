@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import ModelConfig
-from forebay.families.rope import rotary_dim, without_partial_rotary
-from forebay.families.transformer import Defaults, transformer
+from forebay.families.base.fields import Fields
+from forebay.families.base.rope import rotary_dim, without_partial_rotary
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.transformer import Defaults, transformer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from forebay.families.fields import Fields
-from forebay.families.rope import rope_parameters
+from forebay.families.base.fields import Fields
+from forebay.families.base.rope import rope_parameters
 
 _BETA: Final = "llama_4_scaling_beta"
 _LENGTH: Final = "original_max_position_embeddings"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from forebay.families.fields import MAX_NUMBER, Fields, is_number
+from forebay.families.base.fields import MAX_NUMBER, Fields, is_number
 
 Ropes = Mapping[str, tuple[float, dict[str, Any] | None]]
 """Base and scaling for each kind of attention."""

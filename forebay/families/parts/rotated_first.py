@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from forebay.base.errors import ModelError, brief
-from forebay.families.fields import MAX_NUMBER, Fields, is_number
-from forebay.families.rope import rope_parameters
-from forebay.families.transformer import Defaults, transformer
+from forebay.families.base.fields import MAX_NUMBER, Fields, is_number
+from forebay.families.base.rope import rope_parameters
+from forebay.families.config.transformer import Defaults, transformer
 
 _THETA: Final = 10_000.0
 # Options of published files, none of which transformers has.

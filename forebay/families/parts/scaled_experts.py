@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Experts
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Experts
+from forebay.families.config.transformer import Defaults, Windows, transformer
 from forebay.families.parts.multipliers import GraniteConfig, multipliers, small_multipliers
-from forebay.families.shape import Shape
-from forebay.families.transformer import Defaults, Windows, transformer
 
 
 def parse(fields: Fields) -> GraniteConfig:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from forebay.families.base.shape import WINDOW, Shape
+from forebay.families.config.transformer import FULL, SLIDING, Windows
 from forebay.families.parts.multipliers import GraniteConfig
-from forebay.families.shape import WINDOW, Shape
-from forebay.families.transformer import FULL, SLIDING, Windows
 
 WINDOWS: Final = Windows(
     size=128, layers=lambda num_layers: (layer for layer in range(num_layers) if layer % 4), required=True

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Experts
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Experts
+from forebay.families.config.transformer import experts
 from forebay.families.parts import gated_delta as dense
 from forebay.families.parts.gated_delta import Qwen35Config
-from forebay.families.shape import Shape
-from forebay.families.transformer import experts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from forebay.families.fields import Fields
-from forebay.families.transformer import count_of
+from forebay.families.base.fields import Fields
+from forebay.families.config.transformer import count_of
 
 _SHARED_KV: Final = re.compile(r"model\.layers\.(\d{1,6})\.self_attn\.[kv]_(proj|norm)\.")
 

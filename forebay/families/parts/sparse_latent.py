@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.mixers import Index, Latent
+from forebay.families.base.fields import Fields
+from forebay.families.base.mixers import Index, Latent
+from forebay.families.base.shape import Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.transformer import Defaults
 from forebay.families.parts.experts import GroupedExperts, mlp_layer_types
 from forebay.families.parts.latent import DRAFT_HEAD, HARMLESS, LatentConfig, latent_transformer
 from forebay.families.parts.latent import small as small_v3
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import Defaults
 
 FULL_INDEXER: Final = "full"
 SHARED_INDEXER: Final = "shared"

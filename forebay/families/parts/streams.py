@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.mixers import HyperConnections
+from forebay.families.base.fields import Fields
+from forebay.families.base.mixers import HyperConnections
 
 _MOST_STREAMS: Final = 16
 _MOST_ITERATIONS: Final = 100

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.base.errors import ModelError
-from forebay.families.embedding import Dense, dense_layers, token_layers
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.model_config import ModelConfig
-from forebay.families.rope import rope_theta_and_scaling
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import FULL, common
+from forebay.families.base.embedding import Dense, dense_layers, token_layers
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.base.rope import rope_theta_and_scaling
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.transformer import FULL, common
 
 MAX_LABELS: Final = 4096
 _MAX_LABEL_CHARS: Final = 256

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Experts, ModelConfig
-from forebay.families.tensor_names import TensorNames
+from forebay.families.base.fields import Fields
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Experts, ModelConfig
 
 EXPERT_PARTS: Final = ("w1", "w3", "w2")
 # transformers calls the layer's part as its other mixtures do.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from forebay.families.fields import Fields
-from forebay.families.shape import WINDOW, Shape
-from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, transformer
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import WINDOW, Shape
+from forebay.families.config.transformer import FULL, SLIDING, Defaults, Windows, transformer
 
 
 def windowed_transformer(fields: Fields) -> dict[str, Any]:

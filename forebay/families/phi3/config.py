@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.rope import MSCALES, rope_parameters, rotary_dim, without_partial_rotary
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import Defaults, Windows, transformer
 from forebay.families.parts.idle_windows import without_idle_window
 from forebay.families.parts.own_code import OWN_CODE
 from forebay.families.parts.partial_rotary import PartialRotaryConfig
-from forebay.families.rope import MSCALES, rope_parameters, rotary_dim, without_partial_rotary
-from forebay.families.transformer import Defaults, Windows, transformer
 
 _LONG: Final = ("longrope", "su", "yarn")  # the last two are older names of the first, in files of this type
 _TRAINED: Final = 4096

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import Architecture, Header
-from forebay.families.gguf_names import LONG_ROPE_AMPLITUDE
+from forebay.families.base.architecture import Architecture, Header
+from forebay.families.base.gguf_names import LONG_ROPE_AMPLITUDE
 from forebay.families.parts.gguf.joined_mlp import JOINED_MLP
 from forebay.families.parts.gguf.partial_rotary import configure
 

@@ -3,15 +3,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.rope import MSCALES, rope_parameters
+from forebay.families.base.shape import Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import Defaults, Windows, transformer
 from forebay.families.parts.idle_windows import without_idle_window
 from forebay.families.parts.own_code import OWN_CODE
 from forebay.families.parts.wide_experts import NAMES, MixtralConfig, wide_experts
-from forebay.families.rope import MSCALES, rope_parameters
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import Defaults, Windows, transformer
 
 _KV_HEADS: Final = 8
 _PER_TOKEN: Final = 2

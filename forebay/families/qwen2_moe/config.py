@@ -3,13 +3,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import Defaults, Windows, experts, transformer
 from forebay.families.parts.expert_layers import Qwen3MoeConfig, expert_layers
 from forebay.families.parts.late_windows import NO_WINDOW, asks_for_windows
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import Defaults, Windows, experts, transformer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

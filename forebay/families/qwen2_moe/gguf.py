@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import EXPERTS, PRE_NORM, Architecture, Header, Tensors
+from forebay.families.base.architecture import EXPERTS, PRE_NORM, Architecture, Header, Tensors
 from forebay.families.parts.gguf.gated_delta import unflattened
 from forebay.families.parts.gguf.shared_experts import SHARED_EXPERT
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from forebay.families.config.transformer import Defaults, plain
 from forebay.families.parts.late_windows import NO_WINDOW, late_windows
-from forebay.families.transformer import Defaults, plain
 
 FAMILY: Final = plain(Defaults(head_dim=128), windows=late_windows, harmless=NO_WINDOW)

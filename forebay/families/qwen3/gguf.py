@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import PRE_NORM, Architecture
+from forebay.families.base.architecture import PRE_NORM, Architecture
 from forebay.families.parts.gguf.qwen_pictures import PICTURES
 
 ARCHITECTURES: Final = {

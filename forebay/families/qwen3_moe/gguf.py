@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import EXPERTS, PRE_NORM, Architecture, Header
+from forebay.families.base.architecture import EXPERTS, PRE_NORM, Architecture, Header
 from forebay.families.parts.gguf.qwen_pictures import PICTURES
 
 

@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from forebay.base.errors import ModelError
-from forebay.families.architecture import Architecture, Tensors
+from forebay.families.base.architecture import Architecture, Tensors
 from forebay.families.parts.gguf.gated_delta import CHECKED, KEYS, configure, restore, taken
 from forebay.families.parts.gguf.shared_experts import EXPERT_NAMES
 from forebay.families.qwen3_next.config import Qwen3NextConfig

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.mixers import GatedStreams, Ngrams, PooledIndex
-from forebay.families.model_config import Family, ModelConfig
+from forebay.families.base.fields import Fields
+from forebay.families.base.mixers import GatedStreams, Ngrams, PooledIndex
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Family, ModelConfig
+from forebay.families.config.transformer import FULL, LINEAR
 from forebay.families.parts import shared_experts
 from forebay.families.parts.gated_delta import HARMLESS, NAMES, gated_transformer
 from forebay.families.parts.shared_experts import Qwen35MoeConfig, qwen_experts
 from forebay.families.qwen4_exp_text.ngrams import ngrams
-from forebay.families.shape import Shape
-from forebay.families.transformer import FULL, LINEAR
 
 _INDEXED: Final = "indexed_attention"  # transformers' name of layers with attention
 _MOST_POOL: Final = 1024

@@ -6,8 +6,8 @@ import math
 from typing import Final
 
 from forebay.base.units import ceil_div
-from forebay.families.fields import Fields
-from forebay.families.mixers import Ngrams
+from forebay.families.base.fields import Fields
+from forebay.families.base.mixers import Ngrams
 
 _MASK: Final = (1 << 64) - 1
 _STEP: Final = 0x9E3779B97F4A7C15  # of SplitMix64, as the two factors (Steele, Lea and Flood, 2014, figure 16)

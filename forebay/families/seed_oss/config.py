@@ -3,10 +3,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family, ModelConfig
+from forebay.families.base.fields import Fields
+from forebay.families.config.model_config import Family, ModelConfig
+from forebay.families.config.transformer import Defaults, transformer
 from forebay.families.parts.biases import sized
-from forebay.families.transformer import Defaults, transformer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

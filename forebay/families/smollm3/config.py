@@ -3,10 +3,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.model_config import Family, ModelConfig
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.config.model_config import Family, ModelConfig
+from forebay.families.config.transformer import Defaults, Windows, transformer
 from forebay.families.parts.late_windows import NO_WINDOW, asks_for_windows
-from forebay.families.transformer import Defaults, Windows, transformer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

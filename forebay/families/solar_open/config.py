@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.tensor_names import TensorNames
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import Defaults, transformer
 from forebay.families.parts.experts import SPARSE, GroupedConfig, grouped_experts, small_experts
-from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import Defaults, transformer
 
 
 def parse(fields: Fields) -> GroupedConfig:

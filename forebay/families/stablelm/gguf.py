@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import PRE_NORM, Architecture, Header, Tensors
+from forebay.families.base.architecture import PRE_NORM, Architecture, Header, Tensors
 from forebay.families.parts.gguf.partial_rotary import configure
 from forebay.formats.stored_tensor import ComputedTensor, StoredTensor, read_tensor
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family, ModelConfig
-from forebay.families.shape import WINDOW, Shape
-from forebay.families.transformer import Defaults, Windows, transformer
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import WINDOW, Shape
+from forebay.families.config.model_config import Family, ModelConfig
+from forebay.families.config.transformer import Defaults, Windows, transformer
 
 
 def parse(fields: Fields) -> ModelConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import PROJECTIONS, Architecture, Header, within
+from forebay.families.base.architecture import PROJECTIONS, Architecture, Header, within
 
 _NAMES: Final = {
     **within("self_attn", PROJECTIONS),

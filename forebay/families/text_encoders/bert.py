@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.config.model_config import Family
 from forebay.families.parts.text_encoder import HARMLESS, TextEncoderConfig, encoder_fields, names_below, no_pooler
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Family
 from forebay.families.parts.text_encoder import (
     HARMLESS,
     TextEncoderConfig,
@@ -15,7 +16,6 @@ from forebay.families.parts.text_encoder import (
     names_below,
     no_pooler,
 )
-from forebay.families.shape import Shape
 
 _HARMLESS: Final = HARMLESS | {"legacy", "pooler_dropout", "cls_dropout", "pooler_hidden_size", "padding_idx"}
 _TERMS: Final = {"c2p", "p2c"}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields, is_number
-from forebay.families.model_config import Family, ModelConfig
+from forebay.families.base.fields import Fields, is_number
+from forebay.families.config.model_config import Family, ModelConfig
+from forebay.families.config.transformer import FULL, SLIDING
 from forebay.families.parts.text_encoder import (
     HARMLESS,
     Head,
@@ -15,7 +16,6 @@ from forebay.families.parts.text_encoder import (
     encoder_fields,
     names_below,
 )
-from forebay.families.transformer import FULL, SLIDING
 
 _HARMLESS: Final = HARMLESS | {
     "classifier_dropout", "compile_mode", "decoder_bias", "deterministic_flash_attn", "embedding_dropout",

@@ -4,14 +4,14 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import Fields
-from forebay.families.mixers import Mamba2Mixer
-from forebay.families.model_config import Family
+from forebay.families.base.fields import Fields
+from forebay.families.base.mixers import Mamba2Mixer
+from forebay.families.base.rope import ROPE_FIELDS
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Family
+from forebay.families.config.transformer import LINEAR, Defaults, kernel_width, transformer
 from forebay.families.parts.mamba import INITIAL, KERNELS
 from forebay.families.parts.mamba2 import HYBRID, Mamba2Config, expanded, groups_of, listed_layers
-from forebay.families.rope import ROPE_FIELDS
-from forebay.families.shape import Shape
-from forebay.families.transformer import LINEAR, Defaults, kernel_width, transformer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forebay.families.model_config import ModelConfig
-from forebay.families.vision.gemma3 import PooledSiglipConfig
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.vision.gemma3 import PooledSiglipConfig
 from forebay.layers.encoder import PatchesSpec, PoolSpec
 from forebay.layers.norms import layer_norm_spec
 from forebay.models.encoders.siglip import SiglipSpec, blocks_of

@@ -9,8 +9,8 @@ from typing import Final
 
 from torch import Tensor
 
-from forebay.families.model_config import ModelConfig
-from forebay.families.vision.gemma4 import Gemma4VisionConfig
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.vision.gemma4 import Gemma4VisionConfig
 from forebay.layers.build import Parts
 from forebay.layers.encoder import MOST_SIZES
 from forebay.layers.gemma4_encoder import AveragesSpec, AxisPatchesSpec, Gemma4BlockSpec

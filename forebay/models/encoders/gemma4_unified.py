@@ -9,8 +9,8 @@ from typing import Final
 from torch import Tensor
 
 from forebay.base.pixels import CHANNELS
-from forebay.families.model_config import ModelConfig
-from forebay.families.vision.gemma4_unified import UnifiedVisionConfig
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.vision.gemma4_unified import UnifiedVisionConfig
 from forebay.layers.build import Parts
 from forebay.layers.params import Weights
 from forebay.layers.rotary import RopeTables

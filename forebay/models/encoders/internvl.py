@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from forebay.families.model_config import ModelConfig
-from forebay.families.vision.internvl import InternVitConfig
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.vision.internvl import InternVitConfig
 from forebay.layers.encoder import ProjectorSpec
 from forebay.layers.intern_vit import ClassPatchesSpec, ScaledBlockSpec
 from forebay.layers.norms import LayerNormSpec, layer_norm_spec

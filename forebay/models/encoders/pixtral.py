@@ -9,8 +9,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from forebay.families.model_config import ModelConfig
-from forebay.families.vision.pixtral import PixtralConfig
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.vision.pixtral import PixtralConfig
 from forebay.layers.build import Parts
 from forebay.layers.encoder import MOST_SIZES
 from forebay.layers.params import Weights

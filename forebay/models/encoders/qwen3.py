@@ -9,9 +9,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from forebay.families.model_config import ModelConfig
-from forebay.families.vision.qwen import check_output_size
-from forebay.families.vision.qwen3 import Qwen3Config
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.vision.qwen import check_output_size
+from forebay.families.config.vision.qwen3 import Qwen3Config
 from forebay.layers.build import Parts
 from forebay.layers.encoder import MOST_SIZES
 from forebay.layers.grid_encoder import GridPatchesSpec, MergerSpec, RotaryBlockSpec, Rotations

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from forebay.families.model_config import ModelConfig
-from forebay.families.vision.base import VisionConfig
-from forebay.families.vision.siglip import SiglipConfig
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.vision.base import VisionConfig
+from forebay.families.config.vision.siglip import SiglipConfig
 from forebay.layers.encoder import (
     ConnectorSpec,
     EncoderBlockSpec,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forebay.families.model_config import ModelConfig
-from forebay.families.vision.siglip2 import Siglip2Config
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.vision.siglip2 import Siglip2Config
 from forebay.layers.encoder import FlexPatchesSpec, ProjectorSpec
 from forebay.layers.norms import layer_norm_spec
 from forebay.models.encoders.siglip import SiglipSpec, blocks_of

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from forebay.families.config.transformer import FULL
 from forebay.families.parts.kimi_delta import KimiLinearConfig
-from forebay.families.transformer import FULL
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.draft_head import DraftHeadSpec
 from forebay.models.decoder import block_spec, draft_head_spec, layer_name

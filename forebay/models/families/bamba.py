@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from forebay.families.config.transformer import LINEAR
 from forebay.families.parts.mamba2 import Mamba2Config
-from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_spec, rope_spec
 from forebay.models.families.parts.mamba2 import mamba2_spec

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from forebay.families.config.transformer import SLIDING
 from forebay.families.parts.parallel import CohereConfig
-from forebay.families.transformer import SLIDING
 from forebay.layers.attention import AttentionSpec
 from forebay.models.decoder import DecoderSpec, attention_spec
 from forebay.models.families.parts.parallel import parallel, with_blocks

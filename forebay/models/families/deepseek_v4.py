@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from forebay.families.config.transformer import SLIDING
 from forebay.families.deepseek_v4.config import HASHED, SPARSE, CompressedConfig
-from forebay.families.transformer import SLIDING
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.compressed_attention import CompressedAttentionSpec, EntryIndexerSpec
 from forebay.layers.compressor import CompressorSpec

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.layers.build import BlockSpec
 from forebay.models.families.parts.norms_behind import norms_behind
 from forebay.models.families.parts.windows import windowed_rope_attention

@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forebay.base.errors import ModelError
+from forebay.families.config.model_config import ModelConfig
 from forebay.families.gemma4_assistant.config import AssistantConfig
-from forebay.families.model_config import ModelConfig
 from forebay.families.parts.gemma4 import Gemma4Config
 from forebay.layers.build import BlockSpec
 from forebay.models.assistant import AssistantSpec

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from forebay.families.config.transformer import LINEAR
 from forebay.families.glm5_next_text.config import PooledConfig
 from forebay.families.parts.sparse_latent import FULL_INDEXER
-from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.latent_attention import LatentAttentionSpec
 from forebay.layers.pooled_indexer import PooledIndexerSpec

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from forebay.families.config.transformer import LINEAR
 from forebay.families.granitemoehybrid.config import GraniteMoeHybridConfig
-from forebay.families.transformer import LINEAR
 from forebay.layers.blocks import ResidualSpec
 from forebay.layers.build import PartSpec
 from forebay.models.decoder import DecoderSpec, block_spec, layer_name

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.layers.build import BlockSpec
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import block_spec, layer_name, mlp_spec, softmax_experts

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from forebay.families.config.transformer import LINEAR
 from forebay.families.jamba.config import JambaConfig
-from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mamba1 import ScanNorm
 from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_spec, softmax_experts

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from forebay.families.config.transformer import SLIDING
 from forebay.families.mimo_v2_flash.config import MimoConfig
 from forebay.families.parts.experts import DENSE
-from forebay.families.transformer import SLIDING
 from forebay.layers.attention import AttentionSpec
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mlp import MoeSpec

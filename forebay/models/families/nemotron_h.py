@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forebay.base.errors import ModelError
+from forebay.families.config.transformer import FULL, LINEAR
 from forebay.families.nemotron_h.config import DRAFT_LAYERS, MLP, NemotronHConfig
-from forebay.families.transformer import FULL, LINEAR
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.mlp import UP_DOWN, Activation, MlpSpec, MoeSpec

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from forebay.families.config.transformer import LINEAR
 from forebay.families.olmo_hybrid.config import OlmoHybridConfig
-from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec
 from forebay.layers.gated_delta import GatedDeltaSpec
 from forebay.models.decoder import block_spec, layer_name, mlp_spec

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.layers.build import BlockSpec
 from forebay.models.decoder import attention_spec, block_spec, mlp_spec
 

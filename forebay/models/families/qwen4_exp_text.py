@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from forebay.families.config.transformer import LINEAR
 from forebay.families.qwen4_exp_text.config import Qwen4Config
-from forebay.families.transformer import LINEAR
 from forebay.layers.attention import AttentionSpec
 from forebay.layers.build import PartSpec
 from forebay.layers.gated_streams import GatedStreamsBlockSpec, GatedStreamsSpec, GatedSublayerSpec

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.families.text_encoders.deberta_v2 import DebertaConfig
 from forebay.layers.disentangled_attention import DisentangledAttentionSpec, DistancesSpec
 from forebay.layers.encoder_layer import EncoderLayerSpec

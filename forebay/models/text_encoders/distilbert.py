@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.families.parts.text_encoder import TextEncoderConfig
 from forebay.models.text_encoder import LayerNames, TextEncoderSpec, embeddings_spec, head_spec, layer_spec
 

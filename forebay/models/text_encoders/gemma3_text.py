@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.transformer import SLIDING
 from forebay.families.gemma3_text.config import Gemma3EncoderConfig
-from forebay.families.model_config import ModelConfig
-from forebay.families.transformer import SLIDING
 from forebay.layers.encoder_layer import EncoderLayerSpec
 from forebay.layers.encoder_mlp import EncoderMlpSpec
 from forebay.layers.norms import NormSpec

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.families.parts.text_encoder import TextEncoderConfig
 from forebay.layers.score_biases import AlibiSpec
 from forebay.models.text_encoder import BERT_NAMES, TextEncoderSpec, bert_spec, head_spec

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.transformer import SLIDING
 from forebay.families.text_encoders.modernbert import ModernBertConfig
-from forebay.families.transformer import SLIDING
 from forebay.layers.encoder_head import HeadLayerSpec, HeadSpec, JointHeadSpec
 from forebay.layers.encoder_layer import EncoderLayerSpec
 from forebay.layers.norms import LayerNormSpec, layer_norm_spec

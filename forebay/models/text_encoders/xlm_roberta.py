@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.models.text_encoder import TextEncoderSpec, bert_spec, head_spec
 
 

@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from forebay.families.model_config import ProcessorFiles, config_from_folder, config_from_gguf, processor_files
+from forebay.families.config.model_config import ProcessorFiles, config_from_folder, config_from_gguf, processor_files
+from forebay.families.config.vision.base import VisionConfig
+from forebay.families.config.vision.gemma3 import PooledSiglipConfig
+from forebay.families.config.vision.gemma4 import Gemma4VisionConfig
+from forebay.families.config.vision.gemma4_unified import UnifiedVisionConfig
+from forebay.families.config.vision.internvl import InternVitConfig
+from forebay.families.config.vision.pixtral import PixtralConfig
+from forebay.families.config.vision.qwen2 import Qwen2Config
+from forebay.families.config.vision.qwen3 import Qwen3Config
+from forebay.families.config.vision.siglip import SiglipConfig
+from forebay.families.config.vision.siglip2 import Siglip2Config
 from forebay.families.parts.mmproj.reader import open_mmproj
-from forebay.families.vision.base import VisionConfig
-from forebay.families.vision.gemma3 import PooledSiglipConfig
-from forebay.families.vision.gemma4 import Gemma4VisionConfig
-from forebay.families.vision.gemma4_unified import UnifiedVisionConfig
-from forebay.families.vision.internvl import InternVitConfig
-from forebay.families.vision.pixtral import PixtralConfig
-from forebay.families.vision.qwen2 import Qwen2Config
-from forebay.families.vision.qwen3 import Qwen3Config
-from forebay.families.vision.siglip import SiglipConfig
-from forebay.families.vision.siglip2 import Siglip2Config
 from forebay.formats.gguf import GgufFile
 from forebay.server.images.tilings.flex import FlexTiles, flex
 from forebay.server.images.tilings.gemma3 import WholeSquare, whole_square

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.config.engine_config import EngineConfig
-from forebay.families.model_config import processor_files
+from forebay.families.config.model_config import processor_files
 from forebay.formats.identity import weights_digest
 from forebay.memory.kinds.build import has_pages
 from forebay.pools.cache_pool import CachePool

@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from forebay.families.model_config import ProcessorFiles
-from forebay.families.vision.siglip import SiglipConfig
+from forebay.families.config.model_config import ProcessorFiles
+from forebay.families.config.vision.siglip import SiglipConfig
 from forebay.server.images.tilings.idefics import squares
 
 TILE = 32

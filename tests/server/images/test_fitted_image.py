@@ -16,9 +16,9 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from forebay.base.errors import ModelError
-from forebay.families.vision.qwen import QwenConfig
-from forebay.families.vision.qwen2 import Qwen2Config
-from forebay.families.vision.qwen3 import Qwen3Config
+from forebay.families.config.vision.qwen import QwenConfig
+from forebay.families.config.vision.qwen2 import Qwen2Config
+from forebay.families.config.vision.qwen3 import Qwen3Config
 from forebay.server.images.cutting import tiles_of
 from forebay.server.images.frames import Decode, encode
 from forebay.server.images.sources import Unreadable

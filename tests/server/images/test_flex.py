@@ -21,7 +21,7 @@ from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 
 from forebay.base.errors import ModelError
 from forebay.base.pixels import num_pixel_bytes
-from forebay.families.vision.siglip2 import Siglip2Config
+from forebay.families.config.vision.siglip2 import Siglip2Config
 from forebay.server.images.cutting import tiles_of
 from forebay.server.images.sources import Unreadable
 from forebay.server.images.tiling import tiling_of

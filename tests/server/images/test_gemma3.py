@@ -15,7 +15,7 @@ from transformers import Gemma3Processor, PreTrainedTokenizerFast
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
 from forebay.base.errors import ModelError
-from forebay.families.vision.gemma3 import PooledSiglipConfig
+from forebay.families.config.vision.gemma3 import PooledSiglipConfig
 from forebay.server.images.cutting import tiles_of
 from forebay.server.images.decoding import CutImage
 from forebay.server.images.expansion import Expansion

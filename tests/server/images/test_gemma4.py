@@ -22,7 +22,7 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import (
 )
 
 from forebay.base.errors import ModelError
-from forebay.families.vision.gemma4 import Gemma4VisionConfig
+from forebay.families.config.vision.gemma4 import Gemma4VisionConfig
 from forebay.server.images.cutting import tiles_of
 from forebay.server.images.decoding import CutImage
 from forebay.server.images.expansion import Expansion

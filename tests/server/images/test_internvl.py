@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
 from forebay.base.errors import ModelError
-from forebay.families.vision.internvl import InternVitConfig
+from forebay.families.config.vision.internvl import InternVitConfig
 from forebay.server.images.cutting import tiles_of
 from forebay.server.images.tiling import tiling_of
 from forebay.server.images.tilings.internvl import GridTiles

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
 from forebay.base.errors import ModelError
-from forebay.families.vision.pixtral import PixtralConfig
+from forebay.families.config.vision.pixtral import PixtralConfig
 from forebay.server.images.cutting import tiles_of
 from forebay.server.images.tiling import tiling_of
 from forebay.server.images.tilings.base import ONE_TILE

@@ -6,9 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from forebay.families.architecture import TOP_NAMES, Header, Tensors
+from forebay.families.base.architecture import TOP_NAMES, Header, Tensors
+from forebay.families.config.transformer import FULL
 from forebay.families.parts.convolution import CONV
-from forebay.families.transformer import FULL
 from forebay.formats.stored_tensor import ComputedTensor
 
 TOP: Final = {**TOP_NAMES, "token_embd_norm": "model.embedding_norm"}

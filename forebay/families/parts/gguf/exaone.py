@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.families.architecture import Header
+from forebay.families.base.architecture import Header
 
 
 def configure(header: Header) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import Header, Tensors
+from forebay.families.base.architecture import Header, Tensors
 from forebay.families.parts.gguf.latent import leave_out_draft
 
 GROUPED_CHECKED: Final = ("expert_gating_func", "expert_weights_norm", "nextn_predict_layers")

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.base.errors import brief
-from forebay.families.architecture import ATTENTION, MLP, Header, Tensors
+from forebay.families.base.architecture import ATTENTION, MLP, Header, Tensors
+from forebay.families.config.transformer import FULL, LINEAR
 from forebay.families.parts.gated_delta import Qwen35Config
 from forebay.families.parts.gguf.mamba2 import restore_mamba2
-from forebay.families.transformer import FULL, LINEAR
 from forebay.formats.quantized import F32
 from forebay.formats.stored_tensor import ComputedTensor, StoredTensor, less_one, read_tensor
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import ATTENTION, MLP, Header, Tensors
+from forebay.families.base.architecture import ATTENTION, MLP, Header, Tensors
 from forebay.formats.stored_tensor import less_one
 
 GEMMA_NAMES: Final = {

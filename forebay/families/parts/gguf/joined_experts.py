@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.base.errors import ModelError
-from forebay.families.architecture import GATED, Tensors, expert_names, within
+from forebay.families.base.architecture import GATED, Tensors, expert_names, within
 from forebay.formats.stored_tensor import one_below_the_other
 
 _SHARED: Final = {"ffn_gate": "gate", "ffn_up": "up", "ffn_down": "output_linear"}

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from forebay.base.errors import ModelError, brief
-from forebay.families.architecture import GATED, MLP, Header, Tensors, within
-from forebay.families.model_config import ModelConfig
+from forebay.families.base.architecture import GATED, MLP, Header, Tensors, within
+from forebay.families.config.model_config import ModelConfig
 from forebay.formats.quantized import F32
 from forebay.formats.stored_tensor import ComputedTensor, StoredTensor, read_tensor
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from forebay.base.errors import ModelError
-from forebay.families.architecture import Header, Tensors
+from forebay.families.base.architecture import Header, Tensors
 from forebay.formats.quantized import F32
 from forebay.formats.stored_tensor import ComputedTensor, StoredTensor
 

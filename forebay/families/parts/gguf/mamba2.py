@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from forebay.base.errors import brief
-from forebay.families.architecture import Header, Tensors
+from forebay.families.base.architecture import Header, Tensors
 from forebay.families.parts.gguf.mamba import MIXER, restored
 
 MAMBA2: Final = {**MIXER, "ssm_dt": "dt", "ssm_norm": "norm"}

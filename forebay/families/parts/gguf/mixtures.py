@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import expert_names
+from forebay.families.base.architecture import expert_names
 
 EXPERTS: Final = {
     "ffn_gate_inp": "block_sparse_moe.gate",

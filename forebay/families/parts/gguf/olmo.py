@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import ATTENTION, MLP
+from forebay.families.base.architecture import ATTENTION, MLP
 
 NAMES: Final = {
     **ATTENTION,

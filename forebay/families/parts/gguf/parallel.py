@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import ATTENTION, MLP
+from forebay.families.base.architecture import ATTENTION, MLP
 
 COHERE_NAMES: Final = {**ATTENTION, **MLP, "attn_norm": "input_layernorm"}
 COHERE_KEYS: Final = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}

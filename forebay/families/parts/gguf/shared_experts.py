@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.architecture import EXPERTS
+from forebay.families.base.architecture import EXPERTS
 from forebay.families.parts.gguf.gated_delta import NAMES
 
 SHARED_EXPERT: Final = {

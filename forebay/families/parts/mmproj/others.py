@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from forebay.families.config.vision.pixtral import NORM_EPS
 from forebay.families.parts.gemma4 import Gemma4Config
 from forebay.families.parts.mmproj.arrange import pixel_patches
 from forebay.families.parts.mmproj.projector import GELU, SILU, Described, Header, Projector, Tensors
 from forebay.families.parts.mmproj.siglip import SIZES
-from forebay.families.vision.pixtral import NORM_EPS
 
 _TOWER: Final = "model.vision_tower"
 _PROJECTOR: Final = "model.multi_modal_projector"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.base.errors import ModelError
-from forebay.families.fields import Fields
-from forebay.families.model_config import ModelConfig
+from forebay.families.base.fields import Fields
+from forebay.families.config.model_config import ModelConfig
 from forebay.formats.gguf import GgufFile
 from forebay.formats.stored_tensor import StoredTensor
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from forebay.families.fields import MAX_LAYERS
+from forebay.families.base.fields import MAX_LAYERS
 from forebay.families.parts.mmproj.arrange import in_time, one_below_another
 from forebay.families.parts.mmproj.projector import GELU, QUICK_GELU, SILU, Described, Header, Projector, Raw, Tensors
 

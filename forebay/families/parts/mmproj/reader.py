@@ -16,12 +16,12 @@ from typing import Any, Final
 import numpy as np
 
 from forebay.base.errors import ModelError, brief
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.model_config import ModelConfig
-from forebay.families.outer import OUTERS, rope_sections
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.outer import OUTERS, rope_sections
+from forebay.families.config.vision import vision_of
 from forebay.families.parts.mmproj import others, qwen, siglip
 from forebay.families.parts.mmproj.projector import Header, Language, Projector, Raw, Tensors
-from forebay.families.vision import vision_of
 from forebay.formats.gguf import GgufFile, GgufTensor
 from forebay.formats.gguf_tensor import GgufStored, rotary_row_order
 from forebay.formats.stored_tensor import StoredTensor

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
+from forebay.families.config.transformer import FULL, LINEAR
 from forebay.families.parts.gated_delta import Qwen35Config
-from forebay.families.transformer import FULL, LINEAR
 from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.draft_head import DraftHeadSpec

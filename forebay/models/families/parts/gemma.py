@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.layers.attention import AttentionSpec
 from forebay.layers.build import BlockSpec
 from forebay.layers.mlp import Activation

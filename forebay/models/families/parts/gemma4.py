@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.model_config import Experts
+from forebay.families.config.model_config import Experts
+from forebay.families.config.transformer import SLIDING
 from forebay.families.parts.gemma4 import Gemma4Config
-from forebay.families.transformer import SLIDING
 from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.blocks import BranchesSpec, SublayerSpec
 from forebay.layers.build import BlockSpec, PartSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from forebay.families.mixers import KimiDelta
+from forebay.families.base.mixers import KimiDelta
 from forebay.layers.kimi_delta import KimiDeltaSpec
 
 

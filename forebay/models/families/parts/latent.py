@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.transformer import FULL
 from forebay.families.parts.experts import DENSE, SPARSE, GroupedConfig, GroupedExperts
 from forebay.families.parts.latent import LatentConfig
-from forebay.families.transformer import FULL
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.latent_attention import LatentAttentionSpec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.families.parts.mamba import MambaConfig
 from forebay.layers.blocks import ResidualSpec, SublayerSpec
 from forebay.layers.build import BlockSpec, PartSpec

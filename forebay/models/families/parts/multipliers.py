@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.families.parts.multipliers import GraniteConfig, Multipliers
 from forebay.layers.attention import AttentionSpec
 from forebay.layers.blocks import ResidualSpec

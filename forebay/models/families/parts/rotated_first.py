@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.config.model_config import ModelConfig
 from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.models.decoder import attention_spec
 

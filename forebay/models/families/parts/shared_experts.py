@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.families.model_config import Experts, ModelConfig
+from forebay.families.config.model_config import Experts, ModelConfig
 from forebay.families.parts.shared_experts import Qwen35MoeConfig
 from forebay.layers.build import PartSpec
 from forebay.layers.mlp import MlpSpec

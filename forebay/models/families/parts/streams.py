@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from forebay.families.mixers import HyperConnections
-from forebay.families.model_config import ModelConfig
+from forebay.families.base.mixers import HyperConnections
+from forebay.families.config.model_config import ModelConfig
 from forebay.layers.blocks import SublayerSpec
 from forebay.layers.build import PartSpec
 from forebay.layers.params import vector

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forebay.families.model_config import ModelConfig
-from forebay.families.transformer import SLIDING
+from forebay.families.config.model_config import ModelConfig
+from forebay.families.config.transformer import SLIDING
 from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.models.decoder import attention_spec
 

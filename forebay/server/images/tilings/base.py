@@ -10,7 +10,7 @@ import msgspec
 
 from forebay.base.errors import ModelError, brief
 from forebay.base.pixels import Size, num_tokens
-from forebay.families.model_config import ProcessorFiles
+from forebay.families.config.model_config import ProcessorFiles
 
 if TYPE_CHECKING:
     from PIL.Image import Image

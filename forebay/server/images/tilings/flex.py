@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.base.errors import ModelError, brief
 from forebay.base.pixels import Size
-from forebay.families.model_config import ProcessorFiles
-from forebay.families.vision.siglip2 import DEFAULT_MAX_TOKENS, DEFAULT_TILE_SIZE, Siglip2Config
+from forebay.families.config.model_config import ProcessorFiles
+from forebay.families.config.vision.siglip2 import DEFAULT_MAX_TOKENS, DEFAULT_TILE_SIZE, Siglip2Config
 from forebay.server.images.sources import Unreadable
 from forebay.server.images.tilings.base import ONE_TILE, Cutting, Tiles, closest_grid, resample_of
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.base.errors import ModelError, brief
 from forebay.base.pixels import Size
-from forebay.families.model_config import ProcessorFiles
-from forebay.families.vision.gemma3 import PooledSiglipConfig
+from forebay.families.config.model_config import ProcessorFiles
+from forebay.families.config.vision.gemma3 import PooledSiglipConfig
 from forebay.server.images.tilings.base import ONE_TILE, Cutting, Tiles, resample_of
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.base.errors import ModelError, brief
 from forebay.base.pixels import Size
-from forebay.families.model_config import ProcessorFiles
-from forebay.families.vision.internvl import InternVitConfig
+from forebay.families.config.model_config import ProcessorFiles
+from forebay.families.config.vision.internvl import InternVitConfig
 from forebay.server.images.tilings.base import ONE_TILE, Cutting, Tiles, closest_grid, resample_of
 
 if TYPE_CHECKING:

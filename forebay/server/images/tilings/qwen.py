@@ -9,8 +9,8 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from forebay.base.pixels import Size
-from forebay.families.model_config import ProcessorFiles
-from forebay.families.vision.qwen import MAX_RATIO, QwenConfig
+from forebay.families.config.model_config import ProcessorFiles
+from forebay.families.config.vision.qwen import MAX_RATIO, QwenConfig
 from forebay.server.images.sources import Unreadable
 from forebay.server.images.tilings.base import Cutting, Tiles, resample_of
 

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.options import unknown_options
-from forebay.families.vision.base import Vision
-from forebay.families.vision.qwen import HARMLESS, QwenConfig, check_sizes, common_fields
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.base.options import unknown_options
+from forebay.families.config.vision.base import Vision
+from forebay.families.config.vision.qwen import HARMLESS, QwenConfig, check_sizes, common_fields
 
 _PLACEHOLDERS: Final = {
     "qwen3_5": 248_056,

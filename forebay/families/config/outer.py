@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from forebay.base.errors import ModelError, brief
 from forebay.families import TYPES
-from forebay.families.rope import RopeSections
+from forebay.families.base.rope import RopeSections
 
 OTHER_NAMES: Final = {"deberta-v2": "deberta_v2", "kimi_k2": "deepseek_v3", "new": "gte", "xlm-roberta": "xlm_roberta"}
 """Types by the names that remote code has for them, and by those that are no names of modules."""

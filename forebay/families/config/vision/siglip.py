@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.base.errors import ModelError
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.options import unknown_options
-from forebay.families.vision.base import MAX_TILE, SquareTileConfig, Vision, check_heads, pixel_numbers
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.base.options import unknown_options
+from forebay.families.config.vision.base import MAX_TILE, SquareTileConfig, Vision, check_heads, pixel_numbers
 
 # About how pictures become tiles, which the server has from the image processor's file.
 _HARMLESS: Final = frozenset({"max_image_size", "size", "tie_word_embeddings", "use_base_siglip"})

@@ -7,7 +7,7 @@ from typing import Final
 
 from forebay.base.errors import ModelError
 from forebay.base.pixels import CHANNELS, Size, num_tokens
-from forebay.families.fields import Fields, is_number
+from forebay.families.base.fields import Fields, is_number
 
 Channels = tuple[float, float, float]
 """A number for each channel of a pixel, red first."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.shape import Shape
-from forebay.families.vision.pixtral import MEAN, STD
-from forebay.families.vision.small import SmallPictures, encoder_fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.vision.pixtral import MEAN, STD
+from forebay.families.config.vision.small import SmallPictures, encoder_fields
 
 _IMAGE_SIZE, _PATCH_SIZE, _MERGE = 128, 8, 2
 

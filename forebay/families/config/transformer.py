@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.model_config import Experts, Family, ModelConfig, nothing
-from forebay.families.rope import rope_theta_and_scaling
-from forebay.families.shape import Shape
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.base.rope import rope_theta_and_scaling
+from forebay.families.base.shape import Shape
+from forebay.families.config.model_config import Experts, Family, ModelConfig, nothing
 
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"

@@ -8,9 +8,9 @@ from typing import Final
 
 from forebay.base.errors import ModelError
 from forebay.base.pixels import CHANNELS, Size, num_tokens
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.options import unknown_options
-from forebay.families.vision.base import MAX_TILE, Vision, VisionConfig, check_heads, pixel_numbers
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.base.options import unknown_options
+from forebay.families.config.vision.base import MAX_TILE, Vision, VisionConfig, check_heads, pixel_numbers
 
 DEFAULT_MAX_TOKENS: Final = 256  # of an image that is not split
 DEFAULT_TILE_SIZE: Final = 512

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from forebay.base.errors import ModelError, brief
-from forebay.families.fields import Fields
+from forebay.families.base.fields import Fields
 
 # Fields that would change what is computed, with the values that change nothing. Absent and null never do.
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {

@@ -11,16 +11,16 @@ from typing import Any, Final
 
 from forebay.base.errors import ModelError, brief
 from forebay.families import ASSISTANTS, HEADS, TEXT_ENCODERS, TYPES
-from forebay.families.fields import Fields
-from forebay.families.gguf_names import hf_config
-from forebay.families.options import unknown_options, unused_of_generation
-from forebay.families.outer import OTHER_NAMES, OUTERS, Outer, rope_sections, text_config
-from forebay.families.rope import RopeSections
-from forebay.families.sampling import NEUTRAL, SamplingDefaults, of_generation_config, of_gguf
-from forebay.families.shape import Shape
-from forebay.families.tensor_names import AS_STORED, TensorNames
-from forebay.families.vision import vision_of
-from forebay.families.vision.base import VisionConfig
+from forebay.families.base.fields import Fields
+from forebay.families.base.gguf_names import hf_config
+from forebay.families.base.options import unknown_options, unused_of_generation
+from forebay.families.base.rope import RopeSections
+from forebay.families.base.sampling import NEUTRAL, SamplingDefaults, of_generation_config, of_gguf
+from forebay.families.base.shape import Shape
+from forebay.families.base.tensor_names import AS_STORED, TensorNames
+from forebay.families.config.outer import OTHER_NAMES, OUTERS, Outer, rope_sections, text_config
+from forebay.families.config.vision import vision_of
+from forebay.families.config.vision.base import VisionConfig
 from forebay.formats.block_layers import block_packing
 from forebay.formats.files import is_there, read_json
 from forebay.formats.gguf import GgufFile

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.families.shape import Shape
+from forebay.families.base.shape import Shape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.shape import Shape
-from forebay.families.vision.small import SmallPictures, encoder_fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.vision.small import SmallPictures, encoder_fields
 
 _TILE_SIZE, _PATCH_SIZE, _SCALE_FACTOR = 64, 8, 2
 _MOST_TILES: Final = 4  # in a row

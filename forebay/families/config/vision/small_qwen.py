@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
-from forebay.families.shape import Shape
-from forebay.families.vision.small import SmallPictures
+from forebay.families.base.shape import Shape
+from forebay.families.config.vision.small import SmallPictures
 
 _PATCH_SIZE, _MERGE, _POSITIONS = 8, 2, 64
 _TOKEN_PIXELS: Final = (_PATCH_SIZE * _MERGE) ** 2

@@ -8,9 +8,9 @@ from typing import Final
 
 from forebay.base.errors import ModelError
 from forebay.base.pixels import CHANNELS
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.options import unknown_options
-from forebay.families.vision.base import MAX_TILE, Channels, Vision, VisionConfig, check_heads, pixel_numbers
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.base.options import unknown_options
+from forebay.families.config.vision.base import MAX_TILE, Channels, Vision, VisionConfig, check_heads, pixel_numbers
 
 NORM_EPS: Final = 1e-5  # of the encoder's norms, which no configuration has
 MEAN: Final[Channels] = (0.48145466, 0.4578275, 0.40821073)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.base.errors import ModelError, brief
-from forebay.families.fields import MAX_NUMBER, Fields, is_number
+from forebay.families.base.fields import MAX_NUMBER, Fields, is_number
 
 # What LongRoPE multiplies cosines and sines by, with the one list of factors and with the other.
 MSCALES: Final = ("short_mscale", "long_mscale")

@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from forebay.base.errors import ModelError, brief
-from forebay.families.fields import Fields
-from forebay.families.vision.base import Vision
-from forebay.families.vision.gemma3 import pooled_siglip
-from forebay.families.vision.gemma4 import gemma4
-from forebay.families.vision.gemma4_unified import gemma4_unified
-from forebay.families.vision.internvl import internvl
-from forebay.families.vision.pixtral import pixtral
-from forebay.families.vision.qwen2 import qwen2_5_vl, qwen2_vl
-from forebay.families.vision.qwen3 import qwen3_5, qwen3_vl
-from forebay.families.vision.siglip import siglip
-from forebay.families.vision.siglip2 import siglip2
+from forebay.families.base.fields import Fields
+from forebay.families.config.vision.base import Vision
+from forebay.families.config.vision.gemma3 import pooled_siglip
+from forebay.families.config.vision.gemma4 import gemma4
+from forebay.families.config.vision.gemma4_unified import gemma4_unified
+from forebay.families.config.vision.internvl import internvl
+from forebay.families.config.vision.pixtral import pixtral
+from forebay.families.config.vision.qwen2 import qwen2_5_vl, qwen2_vl
+from forebay.families.config.vision.qwen3 import qwen3_5, qwen3_vl
+from forebay.families.config.vision.siglip import siglip
+from forebay.families.config.vision.siglip2 import siglip2
 
 _READERS: Final[Mapping[str, Callable[[Fields, Fields, int], Vision]]] = {
     "gemma3": pooled_siglip,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from forebay.families.shape import Shape
-from forebay.families.vision.small import SmallPictures, encoder_fields
+from forebay.families.base.shape import Shape
+from forebay.families.config.vision.small import SmallPictures, encoder_fields
 
 _PATCH_SIZE, _MERGE, _NUM_TOKENS = 8, 2, 70
 _IMAGE, _BEGIN, _END = "<|image|>", "<|image>", "<image|>"

@@ -8,10 +8,10 @@ from typing import Final
 
 from forebay.base.errors import ModelError
 from forebay.base.pixels import CHANNELS
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.options import unknown_options
-from forebay.families.vision.base import MAX_TILE, Vision, check_heads, pixel_numbers
-from forebay.families.vision.siglip import SiglipConfig
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.base.options import unknown_options
+from forebay.families.config.vision.base import MAX_TILE, Vision, check_heads, pixel_numbers
+from forebay.families.config.vision.siglip import SiglipConfig
 
 # The head is for images without a language model: nothing here reads it.
 _HARMLESS: Final = frozenset({"vision_use_head"})

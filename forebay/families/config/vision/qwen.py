@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from forebay.base.errors import ModelError, brief
 from forebay.base.pixels import CHANNELS
-from forebay.families.fields import MAX_LAYERS, MAX_NUMBER, Fields, is_number
-from forebay.families.vision.base import MAX_TILE, VisionConfig, check_heads, pixel_numbers
+from forebay.families.base.fields import MAX_LAYERS, MAX_NUMBER, Fields, is_number
+from forebay.families.config.vision.base import MAX_TILE, VisionConfig, check_heads, pixel_numbers
 
 MAX_RATIO: Final = 200
 """Of an image's longer edge to its shorter one: transformers' processor refuses more."""

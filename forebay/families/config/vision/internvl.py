@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.base.errors import ModelError
-from forebay.families.fields import MAX_LAYERS, Fields, is_number
-from forebay.families.options import unknown_options
-from forebay.families.vision.base import MAX_TILE, SquareTileConfig, Vision, check_heads, pixel_numbers
-from forebay.families.vision.pixtral import MEAN, STD
+from forebay.families.base.fields import MAX_LAYERS, Fields, is_number
+from forebay.families.base.options import unknown_options
+from forebay.families.config.vision.base import MAX_TILE, SquareTileConfig, Vision, check_heads, pixel_numbers
+from forebay.families.config.vision.pixtral import MEAN, STD
 
 # About training, and where values of the layer scale begin.
 _HARMLESS: Final = frozenset({"layer_scale_init_value", "projection_dropout"})

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from forebay.base.pixels import CHANNELS
-from forebay.families.fields import Fields
-from forebay.families.options import unknown_options
-from forebay.families.vision.base import MAX_TILE, Vision, VisionConfig, pixel_numbers
-from forebay.families.vision.gemma4 import ScaledVisionConfig, check_image_size, image_fields
+from forebay.families.base.fields import Fields
+from forebay.families.base.options import unknown_options
+from forebay.families.config.vision.base import MAX_TILE, Vision, VisionConfig, pixel_numbers
+from forebay.families.config.vision.gemma4 import ScaledVisionConfig, check_image_size, image_fields
 
 _SIZES: Final = {"patch_size": 16, "pooling_kernel_size": 3}
 _HARMLESS: Final = frozenset[str]()

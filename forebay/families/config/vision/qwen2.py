@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.options import unknown_options
-from forebay.families.vision.base import MAX_TILE, Vision
-from forebay.families.vision.qwen import HARMLESS, MOST_TOKENS, QwenConfig, check_sizes, common_fields
+from forebay.families.base.fields import Fields
+from forebay.families.base.options import unknown_options
+from forebay.families.config.vision.base import MAX_TILE, Vision
+from forebay.families.config.vision.qwen import HARMLESS, MOST_TOKENS, QwenConfig, check_sizes, common_fields
 
 _PLACEHOLDER: Final = 151_655
 _WHOLE_LAYERS: Final = [7, 15, 23, 31]

@@ -14,7 +14,7 @@ import numpy as np
 
 from forebay.base.errors import ModelError, brief
 from forebay.families import TYPES
-from forebay.families.architecture import Architecture, Header
+from forebay.families.base.architecture import Architecture, Header
 from forebay.formats.gguf import GgufFile
 
 _BLOCK_TENSOR: Final = re.compile(r"blk\.(\d{1,6})\.([a-z0-9_]+(?:\.[a-z_]+)??)(\.weight|\.bias|)")

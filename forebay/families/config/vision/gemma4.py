@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from forebay.base.errors import ModelError
 from forebay.base.pixels import CHANNELS
-from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.options import unknown_options
-from forebay.families.vision.base import MAX_TILE, MAX_TILE_BYTES, Channels, Vision, VisionConfig, pixel_numbers
+from forebay.families.base.fields import MAX_LAYERS, Fields
+from forebay.families.base.options import unknown_options
+from forebay.families.config.vision.base import MAX_TILE, MAX_TILE_BYTES, Channels, Vision, VisionConfig, pixel_numbers
 
 MOST_TOKENS: Final = 4096
 _DEFAULT_TOKENS: Final = 280

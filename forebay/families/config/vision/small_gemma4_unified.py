@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from forebay.families.shape import Shape
-from forebay.families.vision.small_gemma4 import SMALL_GEMMA4
+from forebay.families.base.shape import Shape
+from forebay.families.config.vision.small_gemma4 import SMALL_GEMMA4
 
 _PATCH_SIZE, _MERGE, _NUM_TOKENS = 8, 2, 70
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.base.errors import ModelError, brief
 from forebay.base.sampling import NUMBERS, OF_MODELS
-from forebay.families.fields import Fields, is_number
+from forebay.families.base.fields import Fields, is_number
 
 if TYPE_CHECKING:  # the types here are the command line's too, which is to be read at once
     from forebay.formats.gguf import GgufFile
