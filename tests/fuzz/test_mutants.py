@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadlines import HANGS_S
 from tests.fuzz.mutants import harmless
 
 
@@ -44,5 +45,5 @@ def test_harmless_another_thread_may_open_files(tmp_path: Path) -> None:
     thread.start()
     with harmless():
         started.set()
-        assert ended.wait(30)
+        assert ended.wait(HANGS_S)
     thread.join()
