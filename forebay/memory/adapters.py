@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
+
+import msgspec
 
 from forebay.base.errors import Conflict, NotFound, Unavailable
 from forebay.config.engine_config import Ledger
@@ -38,12 +41,33 @@ class AdapterLoad:
     retired: bool = False
 
 
+class Change(StrEnum):
+    """A change of the adapters that an engine has."""
+
+    BEGIN = "begin"
+    TAKE_SLOT = "slot"
+    LOADED = "loaded"
+    FAILED = "failed"
+    UNLOAD = "unload"
+
+
+class AdapterChanged(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="adapter"):
+    """A change of the adapter `name`, without its path: a record of the scheduler's journal."""
+
+    change: str
+    name: str
+    replace: bool = False
+    digest: str = ""
+
+
 class Adapters:
     """The adapters of one engine by name, each in a slot of its own. `free` takes a slot and the number of its adapter,
-    and calls `return_slots` once no step in flight can reference the slot."""
+    and calls `return_slots` once no step in flight can reference the slot. `note` gets each change before it is made.
+    """
 
     def __init__(self, num_slots: int, free: Callable[[Holding, int], None], *, ledger: Ledger = Ledger.RAISE) -> None:
         self.slots = Slots(ADAPTER, num_slots, ledger=ledger)
+        self.note: Callable[[AdapterChanged], None] = lambda change: None
         self._free = free
         self._by_name: dict[str, AdapterLoad] = {}  # retired, if a load waits for its slot
         self._loading: dict[str, AdapterLoad] = {}
@@ -106,6 +130,7 @@ class Adapters:
     def begin(self, name: str, path: str, *, replace: bool = False) -> AdapterLoad:
         """Begin the load of an adapter, which takes a free slot. If there is none, and it is to `replace` that of its
         name, `take_slot` finds one. Raises Conflict if the name is taken, or if there is no slot."""
+        self.note(AdapterChanged(Change.BEGIN, name, replace))
         if name in self._loading:
             raise Conflict(f"the adapter {name!a} is being loaded: wait for its answer", code="adapter_loading")
         if name in self._by_name and not replace:
@@ -134,8 +159,10 @@ class Adapters:
         if self.slots.num_free + len(self._retired) < self._num_waiting:
             replaced = self._by_name.get(adapter.name)
             if replaced is not None and not replaced.retired:
+                self.note(AdapterChanged(Change.TAKE_SLOT, adapter.name))
                 self._retire(replaced)
         if self.slots.num_free:
+            self.note(AdapterChanged(Change.TAKE_SLOT, adapter.name))
             adapter.slot = self.slots.take_one(adapter.number)
         return adapter.slot != PAD
 
@@ -146,6 +173,7 @@ class Adapters:
     def loaded(self, adapter: AdapterLoad) -> None:
         """Let requests name the adapter, whose slot has been written. One that it replaces serves the requests that it
         has."""
+        self.note(AdapterChanged(Change.LOADED, adapter.name, digest=adapter.digest))
         del self._loading[adapter.name]
         replaced = self._by_name.get(adapter.name)
         self._by_name[adapter.name] = adapter
@@ -155,6 +183,7 @@ class Adapters:
     def failed(self, adapter: AdapterLoad) -> None:
         """Free the slot of an adapter that could not be loaded: no request has named it. One that was retired for it
         is gone."""
+        self.note(AdapterChanged(Change.FAILED, adapter.name))
         del self._loading[adapter.name]
         if adapter.slot != PAD:
             self.slots.return_ids(as_ids([adapter.slot]), adapter.number)
@@ -163,6 +192,7 @@ class Adapters:
 
     def unload(self, name: str) -> AdapterLoad:
         """Take no more requests for the adapter, which serves those that it has. Raises NotFound."""
+        self.note(AdapterChanged(Change.UNLOAD, name))
         adapter = self.named(name)
         del self._by_name[name]
         self._retire(adapter)
@@ -172,6 +202,22 @@ class Adapters:
         adapter.retired = True
         self._retired.append(adapter)
         self._release(adapter)
+
+    def repeat(self, changed: AdapterChanged) -> None:
+        """Make a change that was noted by another engine. Raises what that raised."""
+        match changed.change:
+            case Change.BEGIN:
+                self.begin(changed.name, "", replace=changed.replace)
+            case Change.TAKE_SLOT:
+                self.take_slot(self._loading[changed.name])
+            case Change.LOADED:
+                adapter = self._loading[changed.name]
+                adapter.digest = changed.digest
+                self.loaded(adapter)
+            case Change.FAILED:
+                self.failed(self._loading[changed.name])
+            case _:
+                self.unload(changed.name)
 
     # -- using --------------------------------------------------------------------------------------------------------
 

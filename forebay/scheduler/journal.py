@@ -7,19 +7,21 @@ Records hold numbers, and the tokens of requests. They hold no text and no other
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Self
 
 import msgspec
 import numpy as np
 
 from forebay.base.parts import Part
+from forebay.base.pixels import Size, num_pixel_bytes
 from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.adapters import AdapterLoad
+from forebay.memory.adapters import AdapterChanged, AdapterLoad
 from forebay.memory.retention import RetentionRequest
+from forebay.requests.pictures import Picture
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import Grammar, GrammarKind, Pooling, SamplingParams
-from forebay.requests.step_plan import NO_HOST_WORK, KindWork, StepPlan, StepResult
+from forebay.requests.step_plan import NO_HOST_WORK, Encode, KindWork, StepPlan, StepResult
 from forebay.requests.transfers import Arrived, Broken, Closed, Event, Offered, Rendezvous, Renewed, Sent, Ticket
 
 _IDLE: Final = [(name, getattr(KindWork(), name)) for name in KindWork.__struct_fields__]  # parts without work
@@ -77,8 +79,28 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(SamplingParams(), **{**values, "grammar": _ANY if self.grammar else None})
 
 
+class Shown(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A picture of a prompt, as `Picture`, without its pixels."""
+
+    digest: bytes
+    grid: tuple[int, int]
+    sizes: tuple[Size, ...]
+    runs: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, picture: Picture) -> Self:
+        """Return the record of a picture."""
+        return cls(picture.digest, picture.grid, picture.sizes, picture.runs)
+
+    def picture(self) -> Picture:
+        """Return a picture of as many pixels, all of them black."""
+        pixels = bytes(num_pixel_bytes(self.sizes))
+        return Picture(digest=self.digest, grid=self.grid, sizes=self.sizes, pixels=pixels, runs=self.runs)
+
+
 class Added(Entry, frozen=True, tag="add"):
-    """A request, with its tokens as int32. `stops` are its stop tokens."""
+    """A request, with its tokens as int32, of which those at the places of `pictures` are placeholders. `stops` are its
+    stop tokens."""
 
     id: int
     tokens: bytes
@@ -93,11 +115,11 @@ class Added(Entry, frozen=True, tag="add"):
     retentions: tuple[tuple[int, float], ...]
     rendezvous: Rendezvous | None
     adapter: str
-    pictures: int
+    pictures: tuple[Shown, ...]
     is_check: bool
 
     @classmethod
-    def of(cls, req: Request, now: float, num_pictures: int) -> Self:
+    def of(cls, req: Request, now: float, pictures: Sequence[Picture] = ()) -> Self:
         """Return the record of a request that arrives."""
         return cls(
             req.id,
@@ -113,7 +135,7 @@ class Added(Entry, frozen=True, tag="add"):
             tuple((wish.num_tokens, wish.ttl_s) for wish in req.retentions),
             req.rendezvous,
             req.adapter.name if req.adapter else "",
-            num_pictures,
+            tuple(map(Shown.of, pictures)),
             req.is_check,
         )
 
@@ -362,6 +384,12 @@ class ChecksCleared(Entry, frozen=True, tag="check clear"):
     """The pages that a check of the prefix cache has computed are dropped."""
 
 
+class AdapterLost(Entry, frozen=True, tag="adapter lost"):
+    """The requests of the adapter with this number end: its tensors are lost."""
+
+    number: int
+
+
 class Marked(Entry, frozen=True, tag="mark"):
     """The scheduler is at rest behind this step, and has this state; see `engine.recorder.mark`. It is no input."""
 
@@ -400,6 +428,8 @@ Record = (
     | Measured
     | CheckEnded
     | ChecksCleared
+    | AdapterChanged
+    | AdapterLost
     | Marked
     | Beyond
 )
@@ -416,6 +446,9 @@ def _checksum(plan: StepPlan) -> int:
         part = getattr(plan.kinds, name)
         if part is not idle:
             sum_ = _of_part(part, sum_)
+    pictures = plan.pictures
+    if plan.num_extends or plan.admissions or pictures.encodes or pictures.drops:
+        sum_ = _of_prompts(plan, sum_)
     if len(plan.masked):
         sum_ = zlib.crc32(plan.masked.tobytes(), sum_)
     if plan.host is not NO_HOST_WORK:
@@ -424,6 +457,19 @@ def _checksum(plan: StepPlan) -> int:
                 sum_ = zlib.crc32(ids.tobytes(), zlib.crc32(kind.encode(), sum_))
         sum_ = zlib.crc32(repr(plan.host.drops).encode(), sum_)
     return sum_
+
+
+def _of_prompts(plan: StepPlan, sum_: int) -> int:
+    """Return the checksum with what is around prompts: adapters and pictures."""
+    begins = [(start.adapter, start.rope_delta) for start in plan.admissions]
+    sum_ = _of_part(plan.pictures, zlib.crc32(repr(begins).encode(), sum_))
+    for encode in plan.pictures.encodes:
+        sum_ = _of_part(encode, zlib.crc32(repr(_slice_of(encode)).encode(), sum_))
+    return zlib.crc32(repr(plan.pictures.drops).encode(), sum_)
+
+
+def _slice_of(encode: Encode) -> tuple[int, ...]:
+    return encode.picture, encode.tile, encode.first_layer, encode.last_layer, encode.height, encode.width
 
 
 def _of_part(part: Part, sum_: int) -> int:

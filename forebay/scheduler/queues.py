@@ -20,7 +20,7 @@ from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import CacheReport
 from forebay.scheduler.counters import OF_SCHEDULER, zeros
 from forebay.scheduler.grammars import Constraints
-from forebay.scheduler.journal import Journal
+from forebay.scheduler.journal import Journal, Record
 from forebay.scheduler.memory.engine_memory import EngineMemory
 from forebay.scheduler.suspects import Suspects
 
@@ -124,6 +124,12 @@ class Queues:
         self.suspects = Suspects()
         self.counters = zeros(OF_SCHEDULER)
         self.journal: Journal | None = None  # None: inputs are not recorded
+        self.pools.adapters.note = self.record
+
+    def record(self, record: Record) -> None:
+        """Record an input, if inputs are recorded."""
+        if self.journal is not None:
+            self.journal(record)
 
     @property
     def is_saving(self) -> bool:

@@ -12,6 +12,7 @@ from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Failure, FinishReason
 from forebay.scheduler.audit import audit
 from forebay.scheduler.handoff import Handoff
+from forebay.scheduler.journal import AdapterLost
 from forebay.scheduler.limits import check_fits
 from forebay.scheduler.output_processor import OutputProcessor
 from forebay.scheduler.queues import Queues
@@ -95,6 +96,14 @@ def requeue_unsuspected(queues: Queues) -> None:
         if req not in queues.suspects.under_test:
             queues.remove(req)
             queues.requeue(req)
+
+
+def end_requests_of(queues: Queues, outputs: OutputProcessor, adapter_number: int, failure: Failure) -> None:
+    """End the requests of an adapter whose tensors are lost."""
+    queues.record(AdapterLost(adapter_number))
+    for req in list(queues.requests.values()):
+        if req.adapter is not None and req.adapter.number == adapter_number:
+            outputs.finish(req, FinishReason.ERROR, failure)
 
 
 def stuck_requests(queues: Queues, *, may_admit: bool) -> list[Ending]:

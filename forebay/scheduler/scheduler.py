@@ -90,7 +90,7 @@ class Scheduler:
         """Queue a request, or raise InvalidRequest, RequestTooLarge or Overloaded with the numbers and keep nothing of
         it."""
         if self.queues.journal is not None:
-            self.queues.journal(Added.of(req, now, len(pictures)))
+            self.queues.journal(Added.of(req, now, pictures))
         self.queues.now = now
         if req.id in self.requests:
             raise InvalidRequest(f"request id {req.id} is in use")

@@ -14,32 +14,42 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from forebay.base.errors import ConfigError, Conflict, EngineError
 from forebay.base.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
+from forebay.base.pixels import num_pixel_bytes
 from forebay.base.record_buffer import RecordBuffer, shared_memory
 from forebay.cli import replay as command
 from forebay.cli.commands import guarded
-from forebay.config.engine_config import RecorderOptions
+from forebay.config.engine_config import RecorderOptions, SchedulerConfig
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.engine.client.recordings import LEAST_BETWEEN_S, MOST_FILES, Recordings
 from forebay.engine.lifecycle.launch import launch
 from forebay.engine.recorder import file, mark
 from forebay.engine.recorder.file import Header, read
-from forebay.engine.recorder.recorder import start
+from forebay.engine.recorder.recorder import decode_all, origin_of, start
+from forebay.engine.recorder.replay import Replay
+from forebay.memory.adapters import Adapters
+from forebay.requests.pictures import Picture, digest_of
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import Grammar, GrammarKind, SamplingParams
 from forebay.requests.step_plan import StepResult
+from forebay.requests.updates import Failure
 from forebay.scheduler.journal import Added, Committed, Marked, Planning
+from forebay.scheduler.recovery import end_requests_of
 from forebay.scheduler.scheduler import Scheduler
 from tests.deadlines import HANGS_S
 from tests.engine.engine_fakes import CONFIG, ScriptedEngine, beat
 from tests.engine.fake_engine import ENTRY, script
 from tests.engine.scenes import FakeTime, play
+from tests.pictures import EDGE, PLACEHOLDER, SIZE, picture_config
 from tests.simulation.rig import config
 
 CANARY = "the canary sings"
+PIXELS = (CANARY.encode() * 3)[: num_pixel_bytes([SIZE])]
+LOST = Failure("EngineError", "as recorded", "adapter_lost")
 PROMPT = list(CANARY.encode())  # tokens that are the bytes of a text
 
 
@@ -153,10 +163,14 @@ def test_recordings_without_a_recorder_refuse(folder: Path) -> None:
     assert not folder.exists()
 
 
-def recorded_scheduler() -> tuple[Scheduler, RecordBuffer]:
+def recorded_scheduler(
+    settings: SchedulerConfig | None = None, before: Callable[[Adapters], None] = lambda adapters: None
+) -> tuple[Scheduler, RecordBuffer]:
+    """A scheduler that is recorded, and a reader of its buffer. `before` loads what is there at the start."""
     with shared_memory("test") as memory:
         reader, writer = RecordBuffer.of(memory.fileno(), 1 << 16), RecordBuffer.existing(memory.fileno())
-    scheduler = Scheduler(config())
+    scheduler = Scheduler(settings or config())
+    before(scheduler.pools.adapters)
     assert writer is not None
     start(scheduler, writer)
     return scheduler, reader
@@ -282,9 +296,79 @@ def test_recordings_hold_no_text_of_a_request(folder: Path) -> None:
     assert not [trace for trace in (*traces(PROMPT), CANARY.encode()) if trace in content]
 
 
+def with_pictures_and_adapters() -> tuple[Scheduler, RecordBuffer]:
+    """An engine that began with an adapter, whose recorder has a request with a picture and two with an adapter, one of
+    which is lost."""
+    settings = config(pictures=picture_config(vocab_size=1 << 16), max_loras=2)
+    scheduler, buffer = recorded_scheduler(settings, before=lambda adapters: load(adapters, "first"))
+    load(scheduler.pools.adapters, CANARY)
+    shown = Picture(
+        digest=digest_of(PIXELS, (1, 1), (SIZE,)), grid=(1, 1), sizes=(SIZE,), pixels=PIXELS, runs=((1, 3),)
+    )
+    prompt = [*PROMPT[:1], *[PLACEHOLDER] * 3, *PROMPT]
+    adapters = scheduler.pools.adapters
+    for number, named in enumerate(["", "first", CANARY], 1):
+        params = SamplingParams(max_tokens=2, ignore_eos=True)
+        request = Request(number, prompt, params, adapter=adapters.named(named) if named else None)
+        scheduler.add(request, 0.0, [] if named else [shown])
+    adapters.unload("first")
+    while (plan := scheduler.plan(1.0)) is not None:
+        scheduler.commit(plan, StepResult(token_ids=[7] * int(plan.sample_mask.sum())), 1.0)
+        end_requests_of(scheduler.queues, scheduler.outputs, 2, LOST)
+    scheduler.expire(2.0)
+    return scheduler, buffer
+
+
+def load(adapters: Adapters, name: str) -> None:
+    """Load an adapter whose path is the canary's."""
+    adapter = adapters.begin(name, f"/models/{CANARY}")
+    adapter.digest = "ab" * 32
+    adapters.loaded(adapter)
+
+
+def test_recordings_with_pictures_and_adapters_hold_neither_pixels_nor_paths_and_are_replayed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, buffer = with_pictures_and_adapters()
+    raw = b"".join(buffer.content().records)
+    assert not [trace for trace in (PIXELS, f"/models/{CANARY}".encode()) if trace in raw]
+    path = folder / "one.bin"
+    file.write(path, Header(), buffer.content())
+    content = path.read_bytes()
+    digest = digest_of(PIXELS, (1, 1), (SIZE,))
+    assert not [trace for trace in (*traces(PROMPT), PIXELS, digest, CANARY.encode()) if trace in content]
+    added = [record for record in read(path).records if isinstance(record, Added)]
+    assert [len(record.pictures) for record in added] == [1, 0, 0]
+    assert command.run([str(path)]) == 0
+    assert re.search(r"^[1-9]\d* plans are the same$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda record: replaced(record, sizes=((EDGE, EDGE),), runs=((1, 1),)),
+        lambda record: replaced(record, runs=((2, 3),)),
+    ],
+    ids=["another size", "another place"],
+)
+def test_replay_with_another_picture_differs(folder: Path, changed: Callable[[Added], Added]) -> None:
+    scheduler, buffer = with_pictures_and_adapters()
+    records = decode_all(buffer.content().records)
+    others = [changed(record) if isinstance(record, Added) and record.pictures else record for record in records]
+    origin = origin_of(scheduler)
+    assert Replay(origin=origin, records=records).run().difference is None
+    assert Replay(origin=origin, records=others).run().difference is not None
+
+
+def replaced(record: Added, **fields: Any) -> Added:
+    """The record of a request whose picture is another one."""
+    (shown,) = record.pictures
+    return msgspec.structs.replace(record, pictures=(msgspec.structs.replace(shown, **fields),))
+
+
 def test_journal_grammar_of_a_request_is_not_recorded() -> None:
     params = SamplingParams(grammar=Grammar(GrammarKind.REGEX, CANARY))
-    record = Added.of(Request(1, [1], params), 0.0, 0)
+    record = Added.of(Request(1, [1], params), 0.0)
     assert CANARY not in repr(record)
     assert record.params.params().grammar is not None
 

@@ -224,7 +224,9 @@ ADAPTERS: Final = (
     Mutant(
         "C8 a load that waits for a slot writes it when its last user has ended",
         "memory/adapters.py",
-        "        if self.slots.num_free:\n            adapter.slot = self.slots.take_one(adapter.number)\n",
+        "        if self.slots.num_free:\n"
+        "            self.note(AdapterChanged(Change.TAKE_SLOT, adapter.name))\n"
+        "            adapter.slot = self.slots.take_one(adapter.number)\n",
         "        adapter.slot = self._by_name[adapter.name].slot\n",
         "memory/test_adapters.py::test_replacing_without_a_free_slot_waits_for_the_users_of_the_old_one",
     ),

@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 _SIMULATED = "simulation/test_recorded.py::test_replay_recorded_simulation_decides_the_same_plans"
 _HIDDEN = "simulation/test_recorded.py::test_hidden_records_have_no_token_and_equal_prefixes_stay_equal"
+_SHOWN = "test_recordings_with_pictures_and_adapters_hold_neither_pixels_nor_paths_and_are_replayed"
 _FILES = "engine/test_recordings.py"
 _KILLED = f"{_FILES}::test_recordings_engine_killed_under_load_leaves_a_private_file_without_the_prompt"
 _OVERWRITTEN = "test_recordings_ring_that_was_overwritten_is_replayed_from_an_idle_moment"
@@ -36,6 +37,48 @@ FLIGHTS = (
         "            self.queues.journal(Drafted(counts[most > 0].tolist()))\n",
         "            pass\n",
         _SIMULATED,
+    ),
+    Mutant(
+        "C19 an adapter that is unloaded is recorded",
+        "memory/adapters.py",
+        "        self.note(AdapterChanged(Change.UNLOAD, name))\n",
+        "        pass\n",
+        _SIMULATED,
+    ),
+    Mutant(
+        "C19 the end of requests whose adapter is lost is recorded",
+        "scheduler/recovery.py",
+        "    queues.record(AdapterLost(adapter_number))\n",
+        "    pass\n",
+        f"{_FILES}::{_SHOWN}",
+    ),
+    Mutant(
+        "C19 pictures of a request are recorded",
+        "scheduler/scheduler.py",
+        "Added.of(req, now, pictures)",
+        "Added.of(req, now)",
+        f"{_FILES}::{_SHOWN}",
+    ),
+    Mutant(
+        "C19 plans are compared in the places of pictures",
+        "scheduler/journal.py",
+        "        sum_ = _of_prompts(plan, sum_)\n",
+        "        pass\n",
+        f"{_FILES}::test_replay_with_another_picture_differs",
+    ),
+    Mutant(
+        "C29 a file has no digest of a picture that others can compute",
+        "engine/recorder/hidden.py",
+        "digest=self._picture(shown.digest)",
+        "digest=shown.digest",
+        f"{_FILES}::{_SHOWN}",
+    ),
+    Mutant(
+        "C29 a file has no name of an adapter",
+        "engine/recorder/hidden.py",
+        "                return replace(record, name=self._name(record.name))\n",
+        "                return record\n",
+        f"{_FILES}::{_SHOWN}",
     ),
     Mutant(
         "C19 a failed step is recorded",

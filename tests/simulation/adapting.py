@@ -81,7 +81,7 @@ class FakeMemory(AdapterMemory):
     def read(self, path: str) -> Any:
         if path == BROKEN:
             raise ModelError(f"{path}: there is nothing")
-        return Files(f"{path} {self.edits[path]}")
+        return Files(hashlib.sha256(f"{path} {self.edits[path]}".encode()).hexdigest())
 
     def holds(self, slot: int) -> bool:
         return self.parts[slot] > 0
@@ -271,7 +271,11 @@ def run_seed(seed: int) -> AdaptingOutcome:
     """Whatever is wrong is raised, with the line that replays it."""
     try:
         with scaled_down(Random(seed).choice([SHARED, admission.SHARE_WORTH_WAITING]), **_times(seed)):
-            return _run(seed)
+            sim = random_simulation(seed)
+            sim.run()
+            return AdaptingOutcome(
+                steps=sim.num_steps, adapted=sim.num_adapted, digest=str(sim.outcome()), **sim.counts
+            )
     except Exception as error:
         error.add_note(f"replay: python -m tests.simulation.adapting --seed {seed}")
         raise
@@ -281,16 +285,14 @@ def _times(seed: int) -> dict[str, float]:
     return {"expire_interval_s": 1e9} if seed % 2 else {}
 
 
-def _run(seed: int) -> AdaptingOutcome:
+def random_simulation(seed: int) -> Any:
+    """Return the simulation of a seed."""
     rng, widths = Random(f"{seed} adapting"), Random(f"{seed} widths")
     config = with_speculation(widths, random_config(rng))
     traffic = random_traffic(rng, config)
     if seed % 2:
-        sim: Any = AdaptingSleeping(config, traffic, rng, widths=widths, chance=0.1, keeps=widths.random() < 0.5)
-    else:
-        sim = AdaptingSimulation(config, traffic, rng, widths=widths)
-    sim.run()
-    return AdaptingOutcome(steps=sim.num_steps, adapted=sim.num_adapted, digest=str(sim.outcome()), **sim.counts)
+        return AdaptingSleeping(config, traffic, rng, widths=widths, chance=0.1, keeps=widths.random() < 0.5)
+    return AdaptingSimulation(config, traffic, rng, widths=widths)
 
 
 def run_seeds(seeds: Iterable[int]) -> AdaptingOutcome:

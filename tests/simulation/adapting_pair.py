@@ -203,15 +203,20 @@ def run_seed(seed: int) -> AdaptingPairOutcome:
     """Whatever is wrong is raised, with the line that replays it."""
     try:
         with scaled_down():
-            if seed % 2:
-                asleep: Any = random_pair(seed, AdaptingSleepingPair, AdaptingSleepingHalf)
-                asleep.sleeps(Random(f"{seed} sleeps"))
-                return asleep.run()
-            pair: Any = random_pair(seed, AdaptingPair, AdaptingHalf)
-            return pair.run()
+            outcome: AdaptingPairOutcome = random_adapting_pair(seed).run()
+            return outcome
     except Exception as error:
         error.add_note(f"replay: python -m tests.simulation.adapting_pair --seed {seed}")
         raise
+
+
+def random_adapting_pair(seed: int) -> Any:
+    """Return the two engines of a seed, which sleep if it is odd."""
+    if seed % 2 == 0:
+        return random_pair(seed, AdaptingPair, AdaptingHalf)
+    asleep: Any = random_pair(seed, AdaptingSleepingPair, AdaptingSleepingHalf)
+    asleep.sleeps(Random(f"{seed} sleeps"))
+    return asleep
 
 
 def run_seeds(seeds: range) -> AdaptingPairOutcome:

@@ -720,13 +720,14 @@ def run_seed(seed: int) -> PictureOutcome:
     times = {"expire_interval_s": 1e9} if seed % 2 else {}
     try:
         with scaled_down(Random(seed).choice([SHARED, admission.SHARE_WORTH_WAITING]), **times):
-            return _run(seed)
+            return _outcome(random_simulation(seed))
     except Exception as error:
         error.add_note(f"replay: python -m tests.simulation.pictures --seed {seed}")
         raise
 
 
-def _run(seed: int) -> PictureOutcome:
+def random_simulation(seed: int) -> Any:
+    """Return the simulation of a seed."""
     rng, widths = Random(f"{seed} pictures"), Random(f"{seed} widths")
     config = with_speculation(widths, random_config(rng))
     traffic = random_traffic(rng, config)
@@ -740,13 +741,20 @@ def _run(seed: int) -> PictureOutcome:
     options: dict[str, Any] = {"widths": widths, "make_scheduler": make_scheduler}
     if seed % 2:
         chance, keeps = rng.choice([0.02, 0.1]), rng.random() < 0.5
-        sim: Any = PictureSleeping(config, traffic, rng, chance=chance, keeps=keeps, **options)
-    else:
-        sim = PictureSimulation(config, traffic, rng, **options)
+        return PictureSleeping(config, traffic, rng, chance=chance, keeps=keeps, **options)
+    return PictureSimulation(config, traffic, rng, **options)
+
+
+def end_of_ids(sim: Any) -> int:
+    """Return the end of the ids that pictures have in this simulation."""
     # Few ids more than those in use can take, scattered as they may be.
     most = 2 * sim.encoder.known.max_bytes * TOKENS // TILE_BYTES  # tokens; tenants have up to twice the room together
-    end = traffic.vocab + 2 * most + 12 if sim.dice.random() < 0.6 else MAX_VOCAB
-    with patch.object(memory, "END_OF_IDS", end):
+    end: int = sim.traffic.vocab + 2 * most + 12 if sim.dice.random() < 0.6 else MAX_VOCAB
+    return end
+
+
+def _outcome(sim: Any) -> PictureOutcome:
+    with patch.object(memory, "END_OF_IDS", end_of_ids(sim)):
         outcome = sim.run()
     counters = sim.scheduler.pools.pictures.counters
     return PictureOutcome(

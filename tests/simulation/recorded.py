@@ -9,14 +9,17 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
+from unittest.mock import patch
 
 from forebay.engine.recorder.hidden import Hidden
 from forebay.engine.recorder.mark import Marks
 from forebay.engine.recorder.recorder import Recorder, decode_all, origin_of
 from forebay.engine.recorder.replay import Outcome, Replay
+from forebay.memory import pictures as memory
+from forebay.memory.adapters import AdapterChanged
 from forebay.scheduler import admission
-from forebay.scheduler.journal import Halted, Record, Transferred
-from tests.simulation import pair, simulator, sleeping
+from forebay.scheduler.journal import Added, Halted, Record, Transferred
+from tests.simulation import adapting, adapting_pair, pair, pictures, simulator, sleeping
 from tests.simulation.command_line import command_line
 from tests.simulation.liveness import require
 from tests.simulation.retracting import RetractingScheduler
@@ -37,6 +40,9 @@ class Replayed:
     overlapped: int = 0
     halts: int = 0
     transfers: int = 0
+    pictures: int = 0
+    adapted: int = 0
+    adapters: int = 0
     marks: int = 0
 
     def __add__(self, other: Self) -> Self:
@@ -50,10 +56,12 @@ class Recording:
     def __init__(self, sim: Any) -> None:
         self.sim = sim
         sim.faults = replace(sim.faults, windows_lost=0.0)
+        sim.restarts = 0.0
         self.data: list[bytes] = []
         self.every, self.skips = sim.scheduler.every, sim.scheduler.skips
         self.calm_from = 1 << 60  # the number of the first record with which it retracts no more than it must
         self.share = admission.SHARE_WORTH_WAITING
+        self.end_of_ids = pictures.end_of_ids(sim) if sim.config.pictures else memory.END_OF_IDS
         self.origin = origin_of(sim.scheduler)
         self.replayed = Replayed(seeds=0)
         self._drain, self._arrive = sim.drain, sim.arrive
@@ -84,14 +92,14 @@ class Recording:
 
     def run(self) -> Any:
         """Run the simulation, and replay it."""
-        outcome = self.sim.run()
+        with patch.object(memory, "END_OF_IDS", self.end_of_ids):
+            outcome = self.sim.run()
         self.replayed = replayed(self)
         return outcome
 
 
-def recorded_pair(seed: int) -> list[Recording]:
+def recorded_pair(both: Any) -> list[Recording]:
     """Run two engines with a role, and replay each of them."""
-    both: Any = pair.random_pair(seed)
     both.recovers = 0.0  # which damages the ledger behind the scheduler's back
     halves, drain = [Recording(both.prefill), Recording(both.decode)], both.drain
 
@@ -120,7 +128,7 @@ def replay_of(recording: Recording, records: Sequence[Record], mark: int | None 
             made[-1].every = 0
 
     made: list[RetractingScheduler] = []
-    with simulator.scaled_down(recording.share):
+    with simulator.scaled_down(recording.share), patch.object(memory, "END_OF_IDS", recording.end_of_ids):
         replay = Replay(
             origin=recording.origin,
             records=records[mark:],
@@ -153,12 +161,16 @@ def replayed(recording: Recording) -> Replayed:
         overlapped=outcome.num_plans if sim.config.overlap_depth else 0,
         halts=sum(isinstance(record, Halted) for record in records),
         transfers=sum(isinstance(record, Transferred) for record in records),
+        pictures=sum(len(record.pictures) for record in records if isinstance(record, Added)),
+        adapted=sum(bool(record.adapter) for record in records if isinstance(record, Added)),
+        adapters=sum(isinstance(record, AdapterChanged) for record in records),
         marks=len(recording.marks),
     )
 
 
 def record_seed(seed: int) -> list[Recording]:
-    """Run one seed of the simulator, of its sleeping engine or of a pair, in turn, and return the recorded runs."""
+    """Run one seed of the simulator, of its sleeping engine, of a pair, of pictures or of adapters, in turn, and return
+    the recorded runs."""
     made: list[Recording] = []
 
     def noted(kind: type) -> Any:
@@ -168,16 +180,22 @@ def record_seed(seed: int) -> list[Recording]:
 
         return make
 
-    match seed % 3:
+    match seed % 5:
         case 0:
             tenants, tiers, keeping = seed % 2 == 0, seed % 4 == 0, seed % 5 == 0
             made_by = noted(Simulation)
             simulator.run_seed(seed, 0.3, tenants=tenants, tiers=tiers, keeping=keeping, make=made_by)
         case 1:
             sleeping.run_seed(seed, 0.2, keeping=seed % 2 == 0, make=noted(SleepingSimulation))
-        case _:
+        case 2:
             with simulator.scaled_down():
-                made += recorded_pair(seed)
+                adapts = seed % 4 > 1
+                made += recorded_pair((adapting_pair.random_adapting_pair if adapts else pair.random_pair)(seed))
+        case kind:
+            make = pictures.random_simulation if kind == 3 else adapting.random_simulation
+            with simulator.scaled_down(expire_interval_s=1e9 if seed % 2 else simulator.EXPIRE_INTERVAL_S):
+                made.append(Recording(make(seed)))
+                made[-1].run()
     return made
 
 

@@ -22,8 +22,8 @@ from forebay.base.log import event, get_logger
 from forebay.engine.frames import LoadAdapter, LoadedAdapter, UnloadAdapter
 from forebay.formats.store import hold
 from forebay.memory.adapters import AdapterLoad
-from forebay.requests.updates import Failure, FinishReason
-from forebay.scheduler.journal import Beyond
+from forebay.requests.updates import Failure
+from forebay.scheduler.recovery import end_requests_of
 from forebay.scheduler.scheduler import Scheduler
 
 COPY_S: Final = 0.001  # between two steps
@@ -147,8 +147,6 @@ class AdapterLoader:
 
     def handle(self, frame: LoadAdapter | UnloadAdapter) -> None:
         """Begin a load or an unload."""
-        if self._scheduler.queues.journal is not None:
-            self._scheduler.queues.journal(Beyond("an adapter is loaded or unloaded"))
         try:
             if isinstance(frame, LoadAdapter):
                 self._begin(frame)
@@ -223,9 +221,7 @@ class AdapterLoader:
         lost = Failure.of(
             Conflict(f"the adapter {adapter.name!a} could not be read again: {error}", code="adapter_lost")
         )
-        for req in list(self._scheduler.requests.values()):
-            if req.adapter is adapter:
-                self._scheduler.outputs.finish(req, FinishReason.ERROR, lost)
+        end_requests_of(self._scheduler.queues, self._scheduler.outputs, adapter.number, lost)
 
     # -- between steps ------------------------------------------------------------------------------------------------
 

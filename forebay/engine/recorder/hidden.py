@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from forebay.engine.recorder import mark
 from forebay.engine.recorder.replay import Replay
+from forebay.memory.adapters import AdapterChanged
 from forebay.memory.radix_node import Node
 from forebay.requests.transfers import Arrived, Closed, Offered, digest_of
 from forebay.scheduler.checked_prefixes import CHECK
@@ -34,7 +35,8 @@ from forebay.scheduler.journal import (
 )
 
 _DIGEST_BYTES: Final = 16
-_MASK: Final = (1 << 31) - 1  # a token is an int32
+_PICTURE_BYTES: Final = 32
+_LEAST: Final = -1 << 31  # a token is an int32; a hash is below 0, where no id of a picture is
 
 
 class Chain:
@@ -54,7 +56,7 @@ class Chain:
         self._state = hashlib.blake2b(
             self._state + token.to_bytes(4, "little", signed=True), digest_size=_DIGEST_BYTES
         ).digest()
-        return int.from_bytes(self._state[:4], "little") & _MASK
+        return _LEAST + (int.from_bytes(self._state[:4], "little") >> 1)
 
 
 class _Known:
@@ -105,6 +107,8 @@ class Hidden:
                 return self._transferred(record)
             case Marked():
                 return self._marked(record)
+            case AdapterChanged():
+                return replace(record, name=self._name(record.name))
             case _:
                 pass
         return record
@@ -129,10 +133,22 @@ class Hidden:
     def _hide_node(self, node: Node, chains: dict[Node, Chain]) -> None:
         """Hide the tokens of a node whose parent is hidden."""
         chain = chains[node.parent].copy() if node.parent else Chain(self._key)
-        node.key = _hidden(node.key, chain)
+        node.key = self._hidden(node.key, chain)
         node.author, chains[node] = self._name(node.author), chain
-        node.tombstones = {_hidden(first, chain.copy()): why for first, why in node.tombstones.items()}
-        node.children = {_hidden(first, chain.copy()): child for first, child in node.children.items()}
+        node.tombstones = {self._hidden(first, chain.copy()): why for first, why in node.tombstones.items()}
+        node.children = {self._hidden(first, chain.copy()): child for first, child in node.children.items()}
+
+    def _hidden(self, tokens: bytes, chain: Chain) -> bytes:
+        """Hide tokens of the prefix cache, except ids of pictures: they are counted up, and a prompt has placeholders
+        in their place."""
+        pictures = self._origin.config.pictures
+        found = [*_ints(tokens)]
+        for i, token in enumerate(found):
+            if pictures is not None and token >= pictures.vocab_size:
+                chain.next(pictures.placeholder)
+            else:
+                found[i] = chain.next(token)
+        return array("i", found).tobytes()
 
     def _prompt(self, tokens: bytes) -> tuple[list[int], Chain]:
         chain = Chain(self._key)
@@ -142,6 +158,9 @@ class Hidden:
         if not name or name == CHECK:
             return name
         return hashlib.blake2b(name.encode(), key=self._key, digest_size=8).hexdigest()
+
+    def _picture(self, digest: bytes) -> bytes:
+        return hashlib.blake2b(digest, key=self._key, digest_size=_PICTURE_BYTES).digest()
 
     def _added(self, record: Added, tokens: array[int]) -> Added:
         _, chain = self._prompt(record.tokens)
@@ -154,6 +173,8 @@ class Hidden:
             stops=(),
             namespace=self._name(record.namespace),
             author=self._name(record.author),
+            adapter=self._name(record.adapter),
+            pictures=tuple(replace(shown, digest=self._picture(shown.digest)) for shown in record.pictures),
         )
 
     def _planned(self, record: Planned) -> None:
@@ -198,12 +219,10 @@ class Hidden:
             own = (
                 self._digests.get(event.digest) or hashlib.blake2b(event.digest, key=self._key, digest_size=16).digest()
             )
-            return Transferred.of(replace(event, digest=own), record.now)
+            adapter = replace(event.adapter, name=self._name(event.adapter.name))
+            pictures = tuple(map(self._picture, event.pictures))
+            return Transferred.of(replace(event, digest=own, adapter=adapter, pictures=pictures), record.now)
         return record
-
-
-def _hidden(tokens: bytes, chain: Chain) -> bytes:
-    return array("i", [chain.next(token) for token in _ints(tokens)]).tobytes()
 
 
 def _ints(tokens: bytes) -> array[int]:

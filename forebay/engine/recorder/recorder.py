@@ -9,6 +9,7 @@ import msgspec
 
 from forebay.base.record_buffer import RecordBuffer
 from forebay.engine.recorder.mark import Marks, NoMark
+from forebay.memory.adapters import AdapterChanged, Change
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.journal import Again, Beyond, Marked, Origin, Planned, Reclaimed, Record
 from forebay.scheduler.scheduler import Scheduler
@@ -90,24 +91,26 @@ def _is_alike(last: Planned, record: Planned) -> bool:
 
 def origin_of(scheduler: Scheduler) -> Origin:
     """Return the record of a scheduler that has had no request yet."""
-    role, before = scheduler.handoff, []
-    if scheduler.pools.adapters.accepting:
-        before.append("adapters")
+    role, before = scheduler.handoff, ""
     if any(tier.cache.num_pages for tier in scheduler.memory.tiers.all):
-        before.append("files of the prefix cache")
+        before = "files of the prefix cache"
     return Origin(
         config=scheduler.config,
         instance=role.instance if isinstance(role, DecodeRole) else "",
         drafts=scheduler.proposer is not None,
         wakes=role.wakes,
-        state=", ".join(before),
+        state=before,
     )
 
 
 def start(scheduler: Scheduler, buffer: RecordBuffer) -> None:
-    """Record the inputs of a new scheduler into a buffer from now on."""
+    """Record the inputs of a new scheduler into a buffer from now on, and before them the adapters that it has."""
     buffer.keep(msgspec.msgpack.encode(origin_of(scheduler)))
-    scheduler.queues.journal = Recorder(buffer.append, Marks(scheduler), *[buffer.num_bytes // MARKS] * 2)
+    journal = Recorder(buffer.append, Marks(scheduler), *[buffer.num_bytes // MARKS] * 2)
+    for adapter in sorted(scheduler.pools.adapters.accepting, key=lambda adapter: adapter.number):
+        journal(AdapterChanged(Change.BEGIN, adapter.name))
+        journal(AdapterChanged(Change.LOADED, adapter.name, digest=adapter.digest))
+    scheduler.queues.journal = journal
 
 
 def decode_all(data: Sequence[bytes]) -> list[Record]:

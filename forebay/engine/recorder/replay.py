@@ -12,10 +12,12 @@ import numpy as np
 from forebay.base.errors import EngineError, ForebayError, InvalidRequest, from_code
 from forebay.config.engine_config import SchedulerConfig
 from forebay.engine.recorder import mark
+from forebay.memory.adapters import AdapterChanged
 from forebay.requests.account import Account
 from forebay.requests.request import Request, RequestFault
 from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.requests.transfers import Arrived
+from forebay.requests.updates import Failure
 from forebay.scheduler.checked_prefixes import CHECK, clear_checks
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.grammars import Constraints
@@ -23,6 +25,7 @@ from forebay.scheduler.halt import Halt, Mode, forget_caches, keep_cached, resum
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.journal import (
     Aborted,
+    AdapterLost,
     Added,
     Beyond,
     CheckEnded,
@@ -52,11 +55,13 @@ from forebay.scheduler.journal import (
 )
 from forebay.scheduler.prefill_role import PrefillRole
 from forebay.scheduler.proposer import Proposer
+from forebay.scheduler.recovery import end_requests_of
 from forebay.scheduler.scheduler import Scheduler
 
 MakeScheduler = Callable[[SchedulerConfig, Proposer | None, Handoff], Scheduler]
 Execute = Callable[[StepPlan], None]
 
+_LOST: Final = Failure.of(from_code("EngineError", "as recorded", "adapter_lost"))
 _INSIDE: Final = (Planned, Drafted, Compiled)  # records that a scheduler writes while it handles another one
 
 
@@ -287,6 +292,10 @@ class Replay:
                 del scheduler.queues.accounts[CHECK]
             case ChecksCleared():
                 clear_checks(scheduler.pools.cache)
+            case AdapterChanged():
+                scheduler.pools.adapters.repeat(record)
+            case AdapterLost():
+                end_requests_of(scheduler.queues, scheduler.outputs, record.number, _LOST)
             case _:
                 self._repeat_halt(record)
 
@@ -306,13 +315,10 @@ class Replay:
                 weights_changed(scheduler, record.version)
 
     def _add(self, record: Added) -> None:
-        if record.pictures or record.adapter:
-            kind = "pictures" if record.pictures else "an adapter"
-            self.outcome.ended = f"record {self._cursor.at - 1}: a request with {kind}, which no record has"
-            return
         if record.is_check:
             self.scheduler.queues.accounts[CHECK] = Account(CHECK)
-        self.scheduler.add(record.request(None), record.now)
+        adapter = self.scheduler.pools.adapters.named(record.adapter) if record.adapter else None
+        self.scheduler.add(record.request(adapter), record.now, [shown.picture() for shown in record.pictures])
 
     def _commit(self, record: Committed) -> None:
         plan, scheduler = self.plans.pop(record.step), self.scheduler
