@@ -20,6 +20,8 @@ from forebay.formats.mmproj_files import mmproj_beside, mmproj_of
         (["mmproj.gguf"], "m.gguf", "mmproj.gguf"),
         (["mmproj-A-f16.gguf", "mmproj-B-f16.gguf"], "b-Q4_0.gguf", "mmproj-B-f16.gguf"),
         (["mmproj-A-Q8_0.gguf", "mmproj-F16.gguf"], "A-Q4_0.gguf", "mmproj-A-Q8_0.gguf"),
+        (["mmproj-gemma-4-12b-it-q4_0.gguf"], "gemma-4-12b-it-q4_0.gguf", "mmproj-gemma-4-12b-it-q4_0.gguf"),
+        (["mmproj-InternVL3-2B-F16.gguf"], "InternVL3-2B-Instruct-Q4_K_M.gguf", "mmproj-InternVL3-2B-F16.gguf"),
         (["mmproj-A-f16.gguf"], "b-Q4_0.gguf", None),
         (["mmproj-F16.txt", "imatrix.gguf", "m.gguf"], "m.gguf", None),
         (["mmproj-F16.gguf", "q4/m.gguf"], "q4/m.gguf", "mmproj-F16.gguf"),

@@ -204,7 +204,7 @@ OUTERS: Final[dict[str, Case]] = {
         _LLAVA,
         {"head_dim": 20},
         tie_word_embeddings=False,
-        image_token_id=7,
+        image_token_id=5,
         downsample_ratio=0.25,
     ),
     "llava": _case(

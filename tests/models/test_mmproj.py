@@ -16,6 +16,7 @@ from forebay.base.errors import ModelError
 from forebay.config.resolve import resolve
 from forebay.engine.lifecycle.model_shape import read_shape
 from forebay.families.checkpoint import Checkpoint, open_checkpoint, open_with_encoder
+from forebay.families.config.model_config import ProcessorFiles
 from forebay.families.config.vision.base import VisionConfig
 from forebay.families.config.vision.gemma4 import Gemma4VisionConfig
 from forebay.families.config.vision.qwen2 import Qwen2Config
@@ -24,12 +25,24 @@ from forebay.formats.stored_tensor import read_tensor
 from forebay.models.encoder import load_encoder
 from forebay.ops import Ops
 from forebay.server.images.tiling import tiling_at
+from forebay.server.images.tilings.internvl import grid_tiles
 from tests.models.mmproj_files import vocabulary, write_language_model, write_mmproj
 from tests.models.outers import OUTERS, make_outer
 from tests.together import together
 
-NAMES = ["smolvlm", "lfm2_vl", "mistral3", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
-SLOW = ["gemma4", "idefics3", "gemma4-experts", "gemma4-causal", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
+NAMES = [
+    *("smolvlm", "lfm2_vl", "mistral3", "gemma3", "gemma4_unified", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+]
+SLOW = [
+    "gemma4",
+    "internvl-qwen3",
+    "idefics3",
+    "gemma4-experts",
+    "gemma4-causal",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+]
 
 SHIFTED = "model.multi_modal_projector.mm_soft_emb_norm.weight"
 
@@ -126,6 +139,67 @@ def test_encoder_with_other_metadata_is_refused_with_the_reason(
     with pytest.raises(ModelError, match=re.escape(told)) as refused:
         opened(path, checkpoint)
     assert str(path) in refused.value.message
+
+
+@together(
+    "name, changes, told",
+    [
+        ("internvl", {"clip__use_gelu": False}, "its MLPs have neither clip.use_gelu nor clip.use_silu"),
+        ("internvl", {"clip__vision__projector__scale_factor": 0}, "scale_factor is 0"),
+        ("internvl", {"clip__vision__projector__scale_factor": 3}, "do not divide into groups of 3"),
+        ("internvl", {"clip__vision__image_size": 1 << 20}, "image_size is 1048576"),
+        ("internvl", {"without": "mm.model.mlp.3.weight"}, "'mm.model.mlp.3.weight' is missing"),
+        ("internvl", {"without": "v.blk.0.ffn_up.weight"}, "'v.blk.0.ffn_up.weight' is missing"),
+        ("gemma4_unified", {"clip__vision__block_count": 2}, "block_count is 2; it must be 0"),
+        ("gemma4_unified", {"clip__vision__patch_size": 0}, "patch_size is 0"),
+        ("gemma4_unified", {"clip__vision__patch_size": 3}, "model_patch_size is 8; it must be 6"),
+        ("gemma4_unified", {"clip__vision__patch_size": 1 << 16}, "patch_size is 65536"),
+        ("gemma4_unified", {"clip__vision__projector__scale_factor": 3}, "scale_factor is 3; it must be 2"),
+        ("gemma4_unified", {"clip__vision__embedding_length": 41}, "embedding_length is 41; it must be 40"),
+        ("gemma4_unified", {"without": "v.patch_norm.1.weight"}, "'v.patch_norm.1.weight' is missing"),
+        ("gemma4_unified", {"without": "v.position_embd.weight"}, "'v.position_embd.weight' is missing"),
+    ],
+)
+def test_encoder_of_a_hostile_file_is_refused_with_the_reason(
+    name: str, changes: dict[str, Any], told: str, made: Callable[[str], Made], tmp_path: Path
+) -> None:
+    oracle, checkpoint = made(name)
+    path = write_mmproj(tmp_path / "mmproj.gguf", oracle, **changes)
+    with pytest.raises(ModelError, match=re.escape(told)) as refused:
+        opened(path, checkpoint)
+    assert str(path) in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"v.patch_norm.1.weight": (191,)}, "191 numbers, which are no square of pixels in 3 channels"),
+        ({"v.patch_norm.1.bias": (48,)}, "weights of the shape (48,) are not of 8 x 8 pixels, 192 numbers"),
+        ({"v.patch_embd.weight": (40, 48)}, "weights of the shape (40, 48) are not of 8 x 8 pixels, 192 numbers"),
+        ({"v.position_embd.weight": (48, 40)}, "'v.position_embd.weight' has the shape (48, 40)"),
+    ],
+    ids=str,
+)
+def test_patches_of_another_shape_are_refused_with_both_sizes(
+    changed: dict[str, tuple[int, ...]], told: str, made: Callable[[str], Made], tmp_path: Path
+) -> None:
+    oracle, checkpoint = made("gemma4_unified")
+    path = write_mmproj(tmp_path / "mmproj.gguf", oracle, shapes=changed)
+    with pytest.raises(ModelError, match=re.escape(told)):
+        opened(path, checkpoint)
+
+
+def test_encoder_of_internvl_has_the_factor_of_its_file(made: Callable[[str], Made], tmp_path: Path) -> None:
+    oracle, checkpoint = made("internvl")
+    path = write_mmproj(tmp_path / "mmproj.gguf", oracle, clip__vision__projector__scale_factor=4)
+    assert opened(path, checkpoint).config.vision.merge == 4
+
+
+def test_tiles_of_internvl_are_at_most_those_of_the_file(made: Callable[[str], Made], tmp_path: Path) -> None:
+    oracle, checkpoint = made("internvl")
+    found = opened(write_mmproj(tmp_path / "mmproj.gguf", oracle), checkpoint)
+    tiling = grid_tiles(ProcessorFiles(found.processor, {}, "mmproj.gguf"), found.config.vision)
+    assert (tiling.min_tiles, tiling.max_tiles) == (1, 6)
 
 
 def test_encoder_of_another_model_is_refused_with_both_widths(made: Callable[[str], Made], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ _FILES: Final = "formats/test_mmproj_files.py::test_encoder_is_chosen_by_model_a
 MMPROJ: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C31 queries and keys of Pixtral are stored with rotary pairs as neighbours",
-        "families/parts/mmproj/others.py",
+        "families/parts/mmproj/pixtral.py",
         "        rotated=True,\n",
         "",
         f"{_SAME}[mistral3]",
@@ -24,6 +24,41 @@ MMPROJ: Final[tuple[Mutant, ...]] = (
         "read_tensor(stored).transpose(0, 2, 3, 1)",
         "read_tensor(stored)",
         f"{_SAME}[lfm2_vl]",
+    ),
+    Mutant(
+        "C31 patches of Gemma 4 12B are stored with channels before rows and columns",
+        "families/parts/mmproj/arrange.py",
+        "read_tensor(tensor).reshape(channels).transpose(0, 2, 3, 1))",
+        "read_tensor(tensor).reshape(channels))",
+        f"{_SAME}[gemma4_unified]",
+    ),
+    Mutant(
+        "C31 the norm before the patches of Gemma 4 12B is stored by channel, as they are",
+        "families/parts/mmproj/gemma4.py",
+        '("patch_dense.weight", "patch_ln1.weight", "patch_ln1.bias"))',
+        '("patch_dense.weight", "patch_ln1.weight"))',
+        f"{_SAME}[gemma4_unified]",
+    ),
+    Mutant(
+        "C31 positions of Gemma 4 12B are stored with all columns before all rows",
+        "families/parts/mmproj/arrange.py",
+        "lambda: read_tensor(tensor).swapaxes(0, 1))",
+        "lambda: read_tensor(tensor))",
+        f"{_SAME}[gemma4_unified]",
+    ),
+    Mutant(
+        "C31 a token of InternVL is made of as many patches in a row as the file says",
+        "families/parts/mmproj/internvl.py",
+        '1 / header.own.size("projector.scale_factor", default=2)',
+        "0.5",
+        f"{_TESTS}::test_encoder_of_internvl_has_the_factor_of_its_file",
+    ),
+    Mutant(
+        "C31 an image of InternVL is cut into at most as many tiles as the file says",
+        "families/parts/mmproj/internvl.py",
+        '"preproc_max_tiles": "max_patches"',
+        '"preproc_max_tiles": "most_patches"',
+        f"{_TESTS}::test_tiles_of_internvl_are_at_most_those_of_the_file",
     ),
     Mutant(
         "C31 weights of two images in time are stacked behind the channels",

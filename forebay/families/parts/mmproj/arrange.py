@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from forebay.base.pixels import CHANNELS
 from forebay.families.parts.mmproj.projector import Header, Tensors
 from forebay.formats.quantized import F32
 from forebay.formats.stored_tensor import ComputedTensor, StoredTensor, read_tensor
@@ -32,6 +33,28 @@ def pixel_patches(tensors: Tensors, name: str, header: Header) -> Tensors:
     shape = (stored.shape[0], math.prod(stored.shape[1:]))
     turned = computed([stored], shape, lambda: read_tensor(stored).transpose(0, 2, 3, 1))
     return {**tensors, name: turned}
+
+
+def by_pixel(tensor: StoredTensor, edge: int, header: Header) -> StoredTensor:
+    """Return weights or a vector whose last axis has the numbers of a square of `edge` pixels, pixel by pixel: the
+    file has them channel by channel. Raises ModelError for another number of them."""
+    size = CHANNELS * edge**2
+    if tensor.shape[-1] != size:
+        raise header.wrong(f"weights of the shape {tensor.shape} are not of {edge} x {edge} pixels, {size} numbers")
+    channels = (-1, CHANNELS, edge, edge)
+    return computed([tensor], tensor.shape, lambda: read_tensor(tensor).reshape(channels).transpose(0, 2, 3, 1))
+
+
+def swapped(tensor: StoredTensor) -> StoredTensor:
+    """Return a tensor of three dimensions with the first two in each other's place."""
+    first, second, width = tensor.shape
+    return computed([tensor], (second, first, width), lambda: read_tensor(tensor).swapaxes(0, 1))
+
+
+def rows_of_one(tensor: StoredTensor) -> StoredTensor:
+    """Return a vector or rows as [1, rows, width]: files may leave out dimensions of 1."""
+    shape = (1, math.prod(tensor.shape[:-1]), tensor.shape[-1])
+    return computed([tensor], shape, lambda: read_tensor(tensor))
 
 
 def one_below_another(sources: Sequence[StoredTensor], header: Header) -> StoredTensor:

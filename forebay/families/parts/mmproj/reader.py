@@ -20,13 +20,19 @@ from forebay.families.base.fields import MAX_LAYERS, Fields
 from forebay.families.config.model_config import ModelConfig
 from forebay.families.config.outer import OUTERS, rope_sections
 from forebay.families.config.vision import vision_of
-from forebay.families.parts.mmproj import others, qwen, siglip
+from forebay.families.parts.mmproj import gemma4, internvl, pixtral, qwen, siglip
 from forebay.families.parts.mmproj.projector import Header, Language, Projector, Raw, Tensors
 from forebay.formats.gguf import GgufFile, GgufTensor
 from forebay.formats.gguf_tensor import GgufStored, rotary_row_order
 from forebay.formats.stored_tensor import StoredTensor
 
-PROJECTORS: Final[Mapping[str, Projector]] = {**siglip.PROJECTORS, **qwen.PROJECTORS, **others.PROJECTORS}
+PROJECTORS: Final[Mapping[str, Projector]] = {
+    **siglip.PROJECTORS,
+    **gemma4.PROJECTORS,
+    **internvl.PROJECTORS,
+    **pixtral.PROJECTORS,
+    **qwen.PROJECTORS,
+}
 
 _ARCHITECTURE: Final = "clip"
 _OWN: Final = "clip.vision."
