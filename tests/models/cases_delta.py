@@ -200,6 +200,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    # As the converter writes it: one number for mscale and mscale_all_dim, and the usual scale of queries.
+    "mistral4-gguf": (
+        "mistral4",
+        {
+            **_LATENT,
+            "head_dim": 20,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {
+                **_YARN,
+                "original_max_position_embeddings": 16,
+                "mscale": 0.8,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
     # The format has one number for two: mscale and mscale_all_dim.
     "deepseek_v3-gguf": (
         "deepseek_v3",

@@ -58,6 +58,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "phimoe-gguf": (  # what files do not say is as published
+        "phimoe",
+        {
+            **_PHIMOE,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 5_000.0,
+                "short_factor": _LONG_FACTORS,
+                "long_factor": _LONG_FACTORS,
+                "short_mscale": 1.243163121016122,
+                "long_mscale": 1.243163121016122,
+                "original_max_position_embeddings": 4,
+            },
+        },
+    ),
     "phimoe-window-tied": ("phimoe", {**_PHIMOE, "sliding_window": 6, "tie_word_embeddings": True}),
     "glm4_moe_lite": ("glm4_moe_lite", {**_LATENT, **_GROUPED, "n_group": 1, "topk_group": 1}),
     "glm4_moe_lite-groups-halves-biases-yarn": (

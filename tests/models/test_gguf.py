@@ -36,6 +36,7 @@ ARCHITECTURES = {
     "phi3": (gguf.MODEL_ARCH.PHI3, False),
     "phi3-window-partial-tied": (gguf.MODEL_ARCH.PHI3, False),
     "phi3-longrope-partial": (gguf.MODEL_ARCH.PHI3, False),
+    "phimoe-gguf": (gguf.MODEL_ARCH.PHIMOE, False),
     "ernie4_5": (gguf.MODEL_ARCH.ERNIE4_5, False),
     "ernie4_5-biases-untied": (gguf.MODEL_ARCH.ERNIE4_5, False),
     "qwen3_moe-gguf": (gguf.MODEL_ARCH.QWEN3MOE, False),
@@ -96,6 +97,11 @@ def _metadata(config):
         metadata["attention.sliding_window"] = config.sliding_window or 0
     if config.model_type in ("glm", "glm4", "phi3"):
         metadata["rope.dimension_count"] = int(config.head_dim * config.rope_parameters["partial_rotary_factor"])
+    if config.model_type == "phimoe":
+        metadata["attention.sliding_window"] = config.sliding_window or 0
+        metadata["rope.dimension_count"] = config.head_dim
+        metadata["expert_count"] = config.num_local_experts
+        metadata["expert_used_count"] = config.num_experts_per_tok
     if config.model_type == "qwen3_moe":
         metadata["expert_count"] = config.num_experts
         metadata["expert_used_count"] = config.num_experts_per_tok

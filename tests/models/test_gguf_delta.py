@@ -174,6 +174,19 @@ def kimi_metadata(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def mistral4_tensors(name: str, values: np.ndarray, config: ModelConfig) -> Named:
+    """Gate and up of the experts stay in one stack, as transformers has them."""
+    kind = ".weight" if name.endswith(("experts.gate_up_proj", "experts.down_proj")) else ""
+    yield from latent_tensors(name + kind, values, config)
+
+
+def mistral4_metadata(config: ModelConfig) -> dict[str, Any]:
+    """Experts are weighed by a softmax, which is not said, and the scale of queries is neither."""
+    metadata = deepseek_metadata(config)
+    del metadata["expert_gating_func"]
+    return metadata
+
+
 QWEN3_5 = (qwen3_5_tensors, qwen_metadata)
 CONVERSIONS = {
     "qwen3_5_text": Conversion(gguf.MODEL_ARCH.QWEN35, *QWEN3_5),
@@ -182,6 +195,7 @@ CONVERSIONS = {
     "qwen3_next": Conversion(gguf.MODEL_ARCH.QWEN3NEXT, qwen3_next_tensors, qwen_metadata),
     "deepseek_v3-gguf": Conversion(gguf.MODEL_ARCH.DEEPSEEK2, latent_tensors, deepseek_metadata),
     "deepseek_v3-dense": Conversion(gguf.MODEL_ARCH.DEEPSEEK2, latent_tensors, deepseek_metadata),
+    "mistral4-gguf": Conversion(gguf.MODEL_ARCH.MISTRAL4, mistral4_tensors, mistral4_metadata),
     "kimi_linear-gguf": Conversion(gguf.MODEL_ARCH.KIMI_LINEAR, kimi_tensors, kimi_metadata),
 }
 
@@ -233,6 +247,9 @@ def round_scale(experts: Experts) -> Experts:
         ("deepseek_v3-gguf", {"expert_gating_func": 1}, "gating function 1"),
         ("deepseek_v3-gguf", {"attention.key_length": 25}, "entries of a key"),
         ("deepseek_v3-gguf", {"rope.scaling.yarn_log_multiplier": 0.0}, "ambiguous"),
+        ("mistral4-gguf", {"expert_gating_func": 2}, "gating function 2"),
+        ("mistral4-gguf", {"rope.scaling.yarn_log_multiplier": 0.0}, "ambiguous"),
+        ("mistral4-gguf", {"attention.temperature_scale": -1.0}, "llama_4_scaling_beta"),
         ("kimi_linear-gguf", {"attention.key_length_mla": 8}, "qk_nope_head_dim"),
     ],
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.base.errors import brief
 from forebay.families.base.architecture import EXPERTS, Architecture, Header
 from forebay.families.parts.gguf.latent import (
     CHECKED,
@@ -19,6 +18,7 @@ from forebay.families.parts.gguf.latent import (
     leave_out_draft,
     restore_latent,
     without_draft,
+    yarn_amplitude,
 )
 
 _SOFTMAX: Final = 1  # llama.cpp's number of that gating function
@@ -36,15 +36,7 @@ def _configure(header: Header) -> None:
         header.check_sigmoid()
     config["n_routed_experts"] = config.pop("num_experts", None)
     config["norm_topk_prob"] = bool(own.get("expert_weights_norm", False))
-    scaling = config["rope_scaling"]
-    if scaling is None or scaling["rope_type"] != "yarn":
-        return
-    multiplier = own.get("rope.scaling.yarn_log_multiplier")
-    if not isinstance(multiplier, float) or multiplier <= 0:
-        raise header.wrong(f"a yarn_log_multiplier of {brief(multiplier)}: the rope's amplitude is ambiguous")
-    # It is a tenth of mscale_all_dim, in single precision; that mscale is the same is what llama.cpp takes for granted.
-    scaling["mscale"] = scaling["mscale_all_dim"] = round(multiplier / 0.1, 6)
-    header.yarn_options()
+    yarn_amplitude(header)
 
 
 ARCHITECTURES: Final = {

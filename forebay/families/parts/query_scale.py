@@ -9,6 +9,7 @@ from forebay.families.base.fields import Fields
 from forebay.families.base.rope import rope_parameters
 
 _BETA: Final = "llama_4_scaling_beta"
+DEFAULT_BETA: Final = 0.1
 _LENGTH: Final = "original_max_position_embeddings"
 
 
@@ -31,7 +32,7 @@ def default_rope(*, theta: float, factor: float, length: int) -> dict[str, Any]:
         "beta_slow": 1.0,
         "mscale": 1.0,
         "mscale_all_dim": 1.0,
-        _BETA: 0.1,
+        _BETA: DEFAULT_BETA,
     }
 
 

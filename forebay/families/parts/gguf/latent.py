@@ -86,6 +86,19 @@ def configure_latent(header: Header) -> None:
     }
 
 
+def yarn_amplitude(header: Header) -> None:
+    """Add YaRN's amplitude to the rope's scaling. Raises ModelError if the file does not say it."""
+    scaling = header.config["rope_scaling"]
+    if scaling is None or scaling["rope_type"] != "yarn":
+        return
+    multiplier = header.own.get("rope.scaling.yarn_log_multiplier")
+    if not isinstance(multiplier, float) or multiplier <= 0:
+        raise header.wrong(f"a yarn_log_multiplier of {brief(multiplier)}: the rope's amplitude is ambiguous")
+    # It is a tenth of mscale_all_dim, in single precision; that mscale is the same is what llama.cpp takes for granted.
+    scaling["mscale"] = scaling["mscale_all_dim"] = round(multiplier / 0.1, 6)
+    header.yarn_options()
+
+
 def leave_out_draft(header: Header) -> None:
     """Take the blocks that draft off the count of layers. Raises ModelError if no others would be left."""
     blocks, drafting = len(header.layers), header.own.get("nextn_predict_layers", 0)
