@@ -111,7 +111,16 @@ def _to_bytes(values: object) -> bytes:
 
 
 def _from_bytes(array_type: type, data: bytes) -> npt.NDArray[Any]:
-    return np.frombuffer(data, dtype=_dtype(array_type))
+    dtype, empty = _arrays_of(array_type)
+    return np.frombuffer(data, dtype) if data else empty
+
+
+@cache
+def _arrays_of(array_type: type) -> tuple[np.dtype[Any], npt.NDArray[Any]]:
+    """Return the type of an array's entries, and an array without entries, which parts share: most columns of a plan
+    are empty."""
+    dtype = _dtype(array_type)
+    return dtype, np.frombuffer(b"", dtype)
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_to_bytes)

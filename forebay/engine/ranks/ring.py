@@ -16,8 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
@@ -39,8 +38,7 @@ class RecordTooLarge(EngineError):
     default_code = "plan_too_large"
 
 
-@dataclass(frozen=True, slots=True)
-class UnderWay:
+class UnderWay(NamedTuple):
     """An entry without the outcomes of all ranks: the end of its record in the ring, and when it was sent. Without
     `limited` it may take any time."""
 
@@ -127,9 +125,12 @@ class RingWriter:
     ) -> None:
         self._memory, self._places = memory, places
         self._ranks = list(outcomes)
+        self._poll = select.poll()
+        for fd in outcomes:
+            self._poll.register(fd, select.POLLIN)
         self._incoming = [_Incoming(fd) for fd in outcomes]
         self._on_lost, self._ended, self._clock = on_lost, ended, clock
-        self._reading = threading.Lock()  # of the descriptors of outcomes, from a check to the wait for more
+        self._reading = threading.Lock()  # of outcomes and their poll, from a check to the wait for more
         self._lock = threading.Lock()  # of all below
         self._written = self._freed = self._num_sent = 0
         self._under_way: deque[UnderWay] = deque()
@@ -191,11 +192,12 @@ class RingWriter:
             return len(self._under_way) >= MAX_ENTRIES or self._written - self._freed + size > len(self._memory)
 
     def _take(self, timeout_ms: int | None) -> None:
-        """Take in the outcomes that have arrived; without a time-out wait for some."""
-        if not _readable(self._ranks, timeout_ms):
+        """Take in the outcomes that have arrived; without a time-out wait for some. The caller has `_reading`."""
+        ready = self._poll.poll(timeout_ms)
+        if not ready:
             return
         with self._lock:
-            for fd in _readable(self._ranks, 0):
+            for fd, _ in ready:
                 rank = self._ranks.index(fd)
                 try:
                     first, found = self._incoming[rank].next, self._incoming[rank].read()
@@ -205,11 +207,3 @@ class RingWriter:
             slowest = min(incoming.next for incoming in self._incoming)
             while self._under_way and self._num_sent - len(self._under_way) < slowest:
                 self._freed = self._under_way.popleft().end
-
-
-def _readable(fds: Sequence[int], timeout_ms: int | None) -> list[int]:
-    """Return the descriptors that are readable. Each call polls by itself, since threads cannot share a poll."""
-    poll = select.poll()
-    for fd in fds:
-        poll.register(fd, select.POLLIN)
-    return [fd for fd, _ in poll.poll(timeout_ms)]

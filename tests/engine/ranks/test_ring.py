@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
 from random import Random
 
 import pytest
 
-from forebay.engine.ranks import ring as rings
 from forebay.engine.ranks.outcome import DONE, Outcome, RankLost
-from forebay.engine.ranks.ring import RecordTooLarge
+from forebay.engine.ranks.ring import RecordTooLarge, RingWriter
 from tests.deadlines import HANGS_S
 from tests.engine.ranks.rings import ring
 
@@ -105,15 +103,15 @@ def test_ring_stall_is_measured_from_the_oldest_entry_with_a_limit():
 @pytest.mark.parametrize("waits", ["outcomes", "send"])
 def test_ring_outcome_that_a_watch_could_take_in_is_not_waited_for(waits: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch looks after the check and before the wait: what it takes in then would never be readable again."""
-    readable = rings._readable
+    take = RingWriter._take
 
-    def after_a_look(fds: Sequence[int], timeout_ms: int | None) -> list[int]:
+    def after_a_look(writer: RingWriter, timeout_ms: int | None) -> None:
         if timeout_ms is None:
             made.writer.stalled_s()
-            assert readable(fds, 0), "nothing will ever arrive"
-        return readable(fds, timeout_ms)
+            assert made.writer._poll.poll(0), "nothing will ever arrive"
+        take(writer, timeout_ms)
 
-    monkeypatch.setattr(rings, "_readable", after_a_look)
+    monkeypatch.setattr(RingWriter, "_take", after_a_look)
     with ring(num_bytes=100) as made:
         made.writer.send(bytes(60))
         made.readers[0].done(0, DONE)
