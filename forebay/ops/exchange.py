@@ -9,7 +9,7 @@ Shape letters: T tokens, N outputs of all ranks together, H hidden size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -26,10 +26,12 @@ def units_of(rank: int, size: int, units: int) -> range:
 
 
 class Exchange(Protocol):
-    """The exchanges of one rank with the others. Not safe to call from two threads at once."""
+    """The exchanges of one rank with the others. Not safe to call from two threads at once. `in_graphs`: whether a
+    captured step has its exchanges within, so that a replay exchanges anew."""
 
     rank: int
     size: int
+    in_graphs: bool
 
     def gather(self, part: Tensor, units: int | None = None) -> Tensor:
         """part [T, n] of each rank -> [T, N], side by side in the order of the ranks. The part's rows may be parts of
@@ -67,7 +69,7 @@ class Exchange(Protocol):
 class Alone(Exchange):
     """The exchange of a model that is not split: nothing is copied."""
 
-    rank, size = 0, 1
+    rank, size, in_graphs = 0, 1, True
 
     def gather(self, part: Tensor, units: int | None = None) -> Tensor:
         return part
@@ -94,18 +96,33 @@ class Alone(Exchange):
 ALONE: Final = Alone()
 
 
-class GroupExchange(Exchange):
-    """The reference: exchanges through a process group of torch.distributed (gloo), which raises if a rank ends."""
+class Transport(Protocol):
+    """Brings the parts of all ranks to each of them. All ranks call it in the same order, with parts of one shape."""
 
-    def __init__(self, group: Any) -> None:
-        self._group = group
-        self.rank, self.size = int(group.rank()), int(group.size())
+    rank: int
+    size: int
+    in_graphs: bool
+
+    def gathered(self, part: Tensor) -> Tensor:
+        """part [...], contiguous, of each rank -> [size, ...], in the order of the ranks."""
+        ...
+
+
+class GatheredExchange(Exchange):
+    """See `Exchange`, on any device: each exchange gathers the parts of all ranks, and takes from them.
+
+    It does not detect that a rank has ended: the processes of the ranks end together.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.rank, self.size, self.in_graphs = transport.rank, transport.size, transport.in_graphs
 
     def gather(self, part: Tensor, units: int | None = None) -> Tensor:
         counts = [len(units_of(rank, self.size, units or self.size)) for rank in range(self.size)]
         unit = part.shape[1] // counts[self.rank]
         padded = torch.nn.functional.pad(part, (0, unit * max(counts) - part.shape[1]))
-        parts = zip(self._all(padded), counts, strict=True)
+        parts = zip(self._gathered(padded), counts, strict=True)
         return torch.cat([of_rank[:, : unit * count] for of_rank, count in parts], dim=1)
 
     def collect(self, part: Tensor, width: int) -> Tensor:
@@ -116,11 +133,10 @@ class GroupExchange(Exchange):
         return ids % per_rank
 
     def rows(self, part: Tensor, ids: Tensor, per_rank: int) -> Tensor:
-        return torch.stack(self._all(part))[ids // per_rank, torch.arange(len(ids))]
+        return self._gathered(part)[ids // per_rank, torch.arange(len(ids), device=ids.device)]
 
     def spread(self, values: Tensor, source: int = READER) -> None:
-        if values.numel():
-            self._group.broadcast(_bytes(values), source).wait()
+        values.copy_(self._gathered(values)[source])
 
     def check(self) -> None:
         return
@@ -128,17 +144,8 @@ class GroupExchange(Exchange):
     def end(self) -> None:
         return
 
-    def _all(self, part: Tensor) -> list[Tensor]:
-        part = part.contiguous()
-        parts = [torch.empty_like(part) for _ in range(self.size)]
-        if part.numel():
-            self._group.allgather([[_bytes(each) for each in parts]], [_bytes(part)]).wait()
-        return parts
-
-
-def _bytes(values: Tensor) -> Tensor:
-    """Return the bytes of contiguous values: as such every dtype can be sent, and no bit changes."""
-    return values.view(-1).view(torch.uint8)
+    def _gathered(self, part: Tensor) -> Tensor:
+        return self._transport.gathered(part.contiguous())
 
 
 class LostRank(EngineError):

@@ -9,7 +9,66 @@ from tests.mutants.mutant import Mutant
 _LOGITS = "models/test_ranks.py::test_ranks_have_the_logits_of_the_whole_model_to_the_bit"
 _PLANS = "runtime/test_ranks.py::test_ranks_carry_out_the_plans_of_one_with_equal_bits"
 
+_THROUGH_MEMORY = "ops/test_triton_exchange.py::test_exchange_"
+_COMPILED = "ops/test_triton_ptx.py::test_kernels_load_wide_pieces_and_products_fill_matrix_units_without_spills"
+
 RANKS: Final[tuple[Mutant, ...]] = (
+    Mutant(
+        "C28 C31 a buffer in a GPU's memory is not written again before all ranks have read it",
+        "ops/triton/exchange.py",
+        "BUFFERS: Final = 2",
+        "BUFFERS: Final = 1",
+        f"{_THROUGH_MEMORY}in_memory_stays_until_every_rank_has_come_to_the_next_one",
+    ),
+    Mutant(
+        "C28 C31 the two buffers in a GPU's memory alternate",
+        "ops/triton/exchange.py",
+        "        count += 1\n",
+        "        count += 2\n",
+        f"{_THROUGH_MEMORY}in_memory_stays_until_every_rank_has_come_to_the_next_one",
+    ),
+    Mutant(
+        "C28 C31 a rank reads no part in a GPU's memory before its rank has counted it",
+        "ops/triton/exchange.py",
+        "- count < 0:",
+        "- count < -1:",
+        f"{_THROUGH_MEMORY}through_memory_reads_parts_only_after_all_have_counted",
+    ),
+    Mutant(
+        "C28 C31 counts in a GPU's memory wrap around",
+        "ops/triton/exchange.py",
+        'tl.atomic_add(other, 0, sem="acquire", scope="sys") - count < 0:',
+        'tl.atomic_add(other, 0, sem="acquire", scope="sys") < count:',
+        f"{_THROUGH_MEMORY}through_memory_one_after_the_other_never_mixes_two",
+    ),
+    Mutant(
+        "C28 C31 parts in a GPU's memory are those of the ranks in their order",
+        "ops/triton/exchange.py",
+        "tl.load(buffer + of * LANES * BLOCK, mask=live)",
+        "tl.load(buffer + (rank + of) % SIZE * LANES * BLOCK, mask=live)",
+        f"{_THROUGH_MEMORY}through_memory_of_a_gpu_gives_each_rank_the_parts_of_all",
+    ),
+    Mutant(
+        "C28 C31 all threads have stored their part in a GPU's memory before one counts it",
+        "ops/triton/exchange.py",
+        "        tl.debug_barrier()  # all threads have stored before one of them counts for all\n",
+        "",
+        _COMPILED,
+    ),
+    Mutant(
+        "C28 C31 a count in a GPU's memory releases the part to other processes",
+        "ops/triton/exchange.py",
+        'sem="release", scope="sys"',
+        'sem="relaxed", scope="sys"',
+        _COMPILED,
+    ),
+    Mutant(
+        "C28 C31 a rank acquires the parts of other processes with their counts",
+        "ops/triton/exchange.py",
+        'sem="acquire", scope="sys"',
+        'sem="acquire", scope="gpu"',
+        _COMPILED,
+    ),
     Mutant(
         "C28 C31 a buffer of the exchange is not written again before all ranks have read it",
         "ops/native/exchange.py",

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from forebay.ops.exchange import Exchange, GroupExchange
+from forebay.ops.exchange import Exchange, GatheredExchange
+from forebay.ops.groups import GroupTransport
 from forebay.ops.native.exchange import PART_BYTES, SharedExchange, shared_bytes
 from forebay.ops.native.kernels import Kernels
 
@@ -24,12 +25,12 @@ def shared_exchanges(kernels: Sequence[Kernels], part_bytes: int = PART_BYTES) -
     return [SharedExchange(each, memory, rank, size, part_bytes=part_bytes) for rank, each in enumerate(kernels)]
 
 
-def group_exchanges(size: int) -> list[GroupExchange]:
+def group_exchanges(size: int) -> list[GatheredExchange]:
     """Exchanges through gloo, within this process."""
     store = dist.HashStore()
     with ThreadPoolExecutor(size) as ranks:
         groups = list(ranks.map(lambda rank: dist.ProcessGroupGloo(store, rank, size), range(size)))
-    return [GroupExchange(group) for group in groups]
+    return [GatheredExchange(GroupTransport(group, in_graphs=False)) for group in groups]
 
 
 def on_each(exchanges: Sequence[Exchange], step: Callable[[Exchange], Result]) -> list[Result]:

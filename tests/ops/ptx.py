@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ _LOADS = re.compile(
     r"ld\.global[\w.:]*?(?:\.(?P<vector>v[24]))?\.(?P<type>[bsuf]\d+)|cp\.async\.c[ag]\.[^;]*?, (?P<bytes>0x\w+)"
 )
 
+_ORDERED = re.compile(r"\b(?:bar\.sync|(?:ld|st|atom)\.global(?:\.sys\.\w+)?)")
 _INSTRUCTIONS = re.compile(r"/\*([0-9a-f]{4,})\*/\s+([^;\n]+);")
 _BRANCH = re.compile(r"\bBRA\b.*?(0x[0-9a-f]+)")
 _LOADING = re.compile(r"\b(?:LDG|LDGSTS|UTMALDG)\b")
@@ -40,6 +42,7 @@ class Code:
     k_orders: list[str]  # in which matrix units take inputs
     fp8_units: int  # instructions of matrix units that multiply FP8
     variants: int  # of the kernel that were compiled until then
+    memory_order: list[str]  # accesses to the GPU's memory and barriers, in the order of the text, repeated ones once
 
 
 def compiled(arch: int, *names: str) -> dict[str, Code]:
@@ -131,6 +134,7 @@ def _code(kernel: Any, variants: int, cubin: Path) -> Code:
         skipped_in_loops=sass.skipped_in_loops(),
         variants=variants,
         fp8_units=len(re.findall(r"(?:mma|wgmma)[\w.:]*\.e4m3\.e4m3", ptx)) + ptx.count("kind::f8f6f4"),
+        memory_order=[each for each, _ in groupby(found[0] for found in _ORDERED.finditer(ptx))],
         k_orders=sorted(set(re.findall(r"kWidth = \d+", kernel.asm["ttgir"]))),
     )
 
@@ -293,6 +297,12 @@ def _tiers(ops: Any) -> None:
     tiers(ops)
 
 
+def _exchange(ops: Any) -> None:
+    from tests.ops.triton_compile import exchange
+
+    exchange()
+
+
 def _segments(ops: Any) -> None:
     """Attention of an encoder."""
     from forebay.ops.reference.attention import KvCache, segments
@@ -325,6 +335,7 @@ CASES |= SCANS
 CASES |= {kernel: Case(kernel, _compressed) for kernel in ("_compress", "_attend_entries")}
 CASES |= {kernel: Case(kernel, _streams) for kernel in ("_stream_sums", "_weights_of_streams", "_mix")}
 CASES |= {kernel: Case(kernel, _tiers) for kernel in ("_place", "_load_tokens")}
+CASES["exchange"] = Case("_gather_parts", _exchange)
 CASES["segments"] = Case("_attend", _segments)
 CASES["bytewise"] = _bytewise()
 CASES["every tile"] = _every_tile()

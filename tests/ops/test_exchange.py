@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 
 from forebay.base.errors import ConfigError
 from forebay.ops import Ops
-from forebay.ops.exchange import Alone, Exchange, LostRank, Share, units_of
+from forebay.ops.exchange import Alone, Exchange, GatheredExchange, LostRank, Share, units_of
+from forebay.ops.groups import join_group
 from forebay.ops.native.exchange import SharedExchange, mapped, shared_bytes
 from forebay.ops.native.kernels import Kernels
 from forebay.ops.native.recording import Recording
 from tests.kernels import EMULATED, VARIANTS, native_ops
 from tests.ops.exchanging import group_exchanges, on_each, shared_exchanges
+from tests.ops.forked_ranks import in_processes
 
 pytestmark = pytest.mark.skipif(not VARIANTS or bool(EMULATED), reason="no native kernels for this CPU")
 
@@ -93,6 +95,24 @@ def test_exchange_through_gloo_gives_each_rank_the_parts_of_all(size: int) -> No
         for rank, found in enumerate(on_each(exchanges, partial(all_of, case=case))):
             for got, wanted in zip(found, expected(rank, size, case), strict=True):
                 assert torch.equal(got, wanted)
+
+
+def test_exchange_through_gloo_between_processes_has_the_bits_of_shared_memory(kernels: Kernels) -> None:
+    case, file = (7, 9, torch.bfloat16, 3), os.memfd_create("group")
+
+    def run(rank: int) -> list[list[float]]:
+        exchange = GatheredExchange(join_group(file, rank, 2, torch.device("cpu")))
+        return [each.tolist() for each in all_of(exchange, case)]
+
+    through_gloo = in_processes(2, run)
+    os.close(file)
+    through_memory = on_each(shared_exchanges([kernels] * 2), partial(all_of, case=case))
+    assert through_gloo == [[each.tolist() for each in of_rank] for of_rank in through_memory]
+
+
+def test_exchange_through_nccl_without_nccl_is_refused_with_a_remedy() -> None:
+    with pytest.raises(ConfigError, match="--tp-exchange nccl: this torch was built without NCCL"):
+        join_group(0, 0, 2, torch.device("cuda"))
 
 
 @pytest.mark.parametrize("size", [2, 4])

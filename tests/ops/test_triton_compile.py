@@ -24,6 +24,7 @@ def test_every_kernel_compiles_for_a_gpu_that_need_not_be_there(arch: int) -> No
         "_attend",
         "_attend_entries",
         "_combine",
+        "_gather_parts",
         "_load_tokens",
         "_place",
         "_weights_of_streams",

@@ -43,6 +43,15 @@ def _assert_in_fp8(code: Code) -> None:
     assert code.local_bytes == 0, code
 
 
+def _assert_ordered(code: Code) -> None:
+    """All threads have stored a part before one of them counts it, with the release of the system. They load parts
+    behind a barrier after one of them has seen the count of each of two ranks, with its acquire."""
+    store, count = ["ld.global", "st.global", "bar.sync"], ["atom.global.sys.release", "bar.sync"]
+    seen = ["ld.global.sys.acquire", "bar.sync"]
+    assert code.memory_order == [*store, *count, *seen, *seen, "ld.global", "st.global", "ld.global", "st.global"]
+    assert code.loads[16] >= 8, code.loads
+
+
 def _assert_no_spills(name: str, code: Code, *, addresses: int) -> None:
     """Registers hold all that loops use. Before them a thread may keep a few addresses, of 8 bytes each, for after."""
     assert code.local_in_loops == 0, (name, code)
@@ -99,7 +108,8 @@ def test_sass_counts_what_loops_spill_and_skip_and_not_what_lies_around_them() -
 
 @pytest.mark.long
 def test_kernels_load_wide_pieces_and_products_fill_matrix_units_without_spills() -> None:
-    found = compiled(90, *SOME_PRODUCTS, *SOME_SCANS, *SOME_KV, IN_FP8[1], "bytewise")
+    found = compiled(90, *SOME_PRODUCTS, *SOME_SCANS, *SOME_KV, IN_FP8[1], "exchange", "bytewise")
+    _assert_ordered(found.pop("exchange"))
     _assert_in_fp8(found.pop(IN_FP8[1]))
     _assert_one_order([found.pop(name) for name in SOME_KV])
     with pytest.raises(AssertionError):

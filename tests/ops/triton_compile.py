@@ -23,6 +23,7 @@ from forebay.ops.reference.steps import Pages
 from forebay.ops.reference.streams import Mixing
 from forebay.ops.reference.tiers import TieredKv, TierLayout, TierStep
 from forebay.ops.triton import TritonOps
+from forebay.ops.triton.exchange import MemoryTransport, shared_bytes
 from forebay.pools.cache_spec import RecentInputs
 from tests.formats.coded import FORMATS, random_codes, stored
 from tests.ops.chunks import rows_of_slots
@@ -155,6 +156,7 @@ def main(arch: int) -> None:
     tiers(ops)
     compressed(ops)
     streams(ops)
+    exchange()
     steps(ops)
     ops.pictures.replace_rows_(x, x.clone(), int32(3))
     ops.pictures.add_rows_(x, x.clone(), int32(3))
@@ -206,6 +208,11 @@ def compressed(ops: TritonOps) -> None:
         ops.compression.compressed_attention(
             q, positions, (cache, batch), (cache, seen), scale=0.1, window=128, sinks=float32(64)
         )
+
+
+def exchange() -> None:
+    """Of two ranks."""
+    MemoryTransport(torch.zeros(shared_bytes(2), dtype=torch.uint8), 0, 2).gathered(zeros(300, 4096))
 
 
 def streams(ops: TritonOps) -> None:

@@ -36,6 +36,8 @@ class SharedExchange(Exchange):
     of the other ranks' processes: a rank that waits for one that has ended stops to wait, and `check` raises.
     """
 
+    in_graphs = True
+
     def __init__(
         self,
         kernels: Kernels,
