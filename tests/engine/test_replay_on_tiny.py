@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from forebay.base.errors import ConfigError
@@ -17,20 +18,23 @@ from forebay.engine.recorder import file, tiny
 from forebay.engine.recorder.file import Header
 from forebay.engine.recorder.recorder import Recorder, decode_all, origin_of
 from forebay.memory.kinds.state.hybrid_rows import MambaPool
+from forebay.memory.kinds.window.cached_windows import CachedWindows
+from forebay.memory.kinds.window.windows import Windows
 from forebay.memory.radix_index import RadixIndex
+from forebay.memory.slots import Ids
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepResult
 from forebay.scheduler.journal import Origin, Record
 from forebay.scheduler.scheduler import Scheduler
-from tests.engine.test_recordings import recorded_scheduler
+from tests.engine.test_recordings import recorded_scheduler, with_pictures_and_adapters
 from tests.kinds_of import kind_config
 from tests.simulation.rig import config
 
 VOCABULARY = 60_000  # of the recorded model
 CONFIGS: dict[str, Callable[[], SchedulerConfig]] = {
     "llama": config,
-    "gpt_oss": lambda: config(kinds=kind_config(num_window_pages=40, window=6)),
+    "gpt_oss": lambda: config(max_running_requests=2, kinds=kind_config(num_window_pages=14, window=6)),  # the least
     "falcon_h1": lambda: config(kinds=kind_config(num_slots=12)),
     "qwen3_next": lambda: config(
         overlap_depth=1, kinds=kind_config(num_slots=30, strategy=StateStrategy.EXTRA_BUFFER, track_interval=8)
@@ -71,8 +75,25 @@ def test_replay_on_tiny_recorded_plans_give_each_request_what_it_gets_alone(like
     assert executed.num_compared > 30
 
 
+def evict_windows(cached: CachedWindows, pages: Ids, most: int) -> int:
+    """Evict windows of cached pages, also those that requests read."""
+    locks, cached.map.locks = cached.map.locks, np.zeros_like(cached.map.locks)
+    try:
+        return EVICT_FROM(cached, pages, most)
+    finally:
+        cached.map.locks = locks
+
+
+EVICT_FROM = CachedWindows.evict_from
 FAULTS: dict[str, tuple[str, type, str, Any]] = {
     "a state that is not cleared": ("falcon_h1", MambaPool, "clear_state", lambda pool, slot, draft: None),
+    "a window that is read and evicted": ("gpt_oss", CachedWindows, "evict_from", evict_windows),
+    "a window that ends two pages early": (
+        "gpt_oss",
+        Windows,
+        "first_kept",
+        lambda windows, kv_len: np.maximum(np.asarray(kv_len) - 6 + 1 + 4, 0) // 4,  # of 6 tokens, pages of 4
+    ),
     "a hit of another prompt's page": (
         "llama",
         RadixIndex,
@@ -91,13 +112,36 @@ def test_replay_on_tiny_fault_of_memory_is_shown(fault: str, monkeypatch: pytest
     assert executed.fault is not None
 
 
-def test_replay_on_tiny_poisons_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("like", "expected"),
+    [
+        ("falcon_h1", {"kv": {*range(1, 33)}, "state": {*range(1, 13)}}),
+        ("gpt_oss", {"kv": {*range(1, 33)}, "window": {*range(1, 15)}}),
+    ],
+)
+def test_replay_on_tiny_poisons_what_is_free(
+    like: str, expected: dict[str, set[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     filled: dict[str, set[int]] = {}
     monkeypatch.setattr(
         tiny._Engine, "fill", lambda engine, kind, ids, value: filled.setdefault(kind, set()).update(ids.tolist())
     )
-    tiny.run_on_tiny(*recorded(CONFIGS["falcon_h1"](), seed=0, num_requests=2), "falcon_h1")
-    assert filled == {"kv": {*range(1, 33)}, "state": {*range(1, 13)}}
+    tiny.run_on_tiny(*recorded(CONFIGS[like](), seed=0, num_requests=2), like)
+    assert filled == expected
+
+
+def test_replay_on_tiny_ends_at_a_picture() -> None:
+    scheduler, buffer = with_pictures_and_adapters()
+    records = decode_all(buffer.content().records)
+    executed = tiny.run_on_tiny(origin_of(scheduler), records, "llama")
+    assert "a step has a picture" in executed.outcome.ended
+
+
+def test_replay_on_tiny_executes_requests_with_adapters_without_them() -> None:
+    scheduler, buffer = with_pictures_and_adapters(shows=False)
+    executed = tiny.run_on_tiny(origin_of(scheduler), decode_all(buffer.content().records), "llama")
+    assert (executed.error, executed.outcome.ended, executed.fault) == ("", "", None)
+    assert executed.num_requests == 2  # the adapter of the third was lost before its first token
 
 
 def test_replay_on_tiny_of_a_file_prints_the_step_that_gives_another_token(

@@ -4,7 +4,7 @@ The model has the layers of the recorded one. Its tokens are made of the recorde
 gets the recorded tokens, so that lengths, hits and retractions are the recorded ones. What the model chooses for each
 position, and its log-probability, is compared to the bit with each request computed alone: by another scheduler, in
 memory that is cleared before, and at its last token also in one step. A difference is a fault of what decided the
-plans, since the kernels give the same bits in every batch (C28).
+plans, since the kernels give the same bits in every batch (C28). Adapters are left out of both.
 """
 
 from __future__ import annotations
@@ -112,6 +112,8 @@ class _Engine:
         """Execute a plan. Return the rows that sample, each with its length, and what is chosen for them."""
         if plan.drafts.size or plan.width > 1:
             raise NotExecutable("a step verifies draft tokens, and another model accepts others")
+        if plan.pictures.encodes or len(plan.pictures.picture_tokens):
+            raise NotExecutable("a step has a picture, whose pixels no record has")
         if not plan.num_seqs:
             self.runner.launch(_in_vocabulary(plan)).result()
             return [], []
