@@ -8,6 +8,7 @@ from benchmarks.cache_trace import Player, Setup, make_trace, setups
 from forebay.config.engine_config import StateStrategy
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "setup",
     [setup for setup in setups(quick=True) if setup.page_size == 1],
@@ -21,6 +22,7 @@ def test_conversations_of_the_trace_reuse_what_they_can(setup: Setup) -> None:
     assert played.share > (0.8 if setup.scarce and setup.kind != "tiers" else 0.99)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scarce", [False, True])
 def test_c19_prefix_reuse_with_kv_in_two_tiers_equals_that_without(scarce: bool) -> None:
     """C23: request by request."""

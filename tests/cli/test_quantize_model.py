@@ -33,6 +33,7 @@ def tokens(path: Path, **flags: Any) -> list[list[int]]:
     return tokens_of(core, PROMPTS)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("form", ["int4", "int8"])
 def test_quantize_writes_a_folder_with_the_tokens_of_the_original_quantized(
     form: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -47,6 +48,7 @@ def test_quantize_writes_a_folder_with_the_tokens_of_the_original_quantized(
     assert {path.name for path in out.iterdir()} == {path.name for path in model.iterdir()}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -339,6 +339,7 @@ def test_a_request_for_another_load_of_a_name_is_refused(llm):
     assert refused.failure.code == "adapter_lost"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["", "a\n", "n" * 129])
 def test_a_name_that_cannot_be_one_is_refused(llm, adapters, name):
     with pytest.raises(InvalidRequest):

@@ -47,6 +47,7 @@ def flags(draft: Path, algorithm: str, target: str = TARGET, **options: Any) -> 
     }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("algorithm", "options"),
     [

@@ -98,6 +98,7 @@ def test_tokens_are_the_same_in_all_circumstances(name: str, model: Tiny, expect
     assert (counters["retractions"] > 0) == (name in RETRACTED)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_smaller_types_of_what_is_kept_give_the_same_tokens_however_cut(dtype: str, model: Tiny) -> None:
     found, _ = run(model, {"kv_cache_dtype": dtype})

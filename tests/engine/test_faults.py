@@ -244,6 +244,7 @@ def run_with_kth_allocation_failing(kind: str, seed: int, k: int) -> bool:
     return kth.calls >= k
 
 
+@pytest.mark.quick(2)
 @KINDS
 def test_the_kth_allocation_may_fail(kind: str) -> None:
     assert all(run_with_kth_allocation_failing(kind, k % 5, k) for k in (1, 2, 3, 5, 8, 12, 17, 23, 30, 38))

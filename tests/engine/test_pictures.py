@@ -48,7 +48,7 @@ def tokens_of(core: EngineCore, prompts: list[Prompt]) -> list[list[int]]:
     return list(tokens.values())
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("tags", SUBSETS, ids=" ".join)
 def test_c25_tokens_behind_pictures_are_the_same_after_a_sleep(
     model: VisualModel, prompts: list[Prompt], tags: tuple[str, ...]

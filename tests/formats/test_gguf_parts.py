@@ -259,7 +259,7 @@ def test_open_limits_hold_for_all_parts_together(
     assert_refused(tmp_path / NAMES[0], message)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("part", range(3))
 def test_open_randomly_damaged_parts_are_refused_or_read(part: int, folder: Path, most_memory: None) -> None:
     rng, path = random.Random(part), folder / NAMES[part]

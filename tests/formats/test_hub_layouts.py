@@ -217,6 +217,7 @@ def test_pull_missing_description_is_refused_before_weights(
     assert hub.fetched() == []
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("size", ["same", "longer", "shorter"])
 def test_pull_forged_small_file_is_refused_and_not_kept(
     size: str, hub: hub_server.Hub, made: Files, capsys: pytest.CaptureFixture[str], tmp_path: Path

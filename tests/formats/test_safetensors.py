@@ -148,6 +148,7 @@ def test_files_shorter_than_their_header_are_refused(length, tmp_path):
         SafetensorsFile(path)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_randomly_damaged_files_are_refused_or_read_but_never_crash(seed, tmp_path):
     rng, original = random.Random(seed), save(TENSORS)

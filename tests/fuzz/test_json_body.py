@@ -60,6 +60,7 @@ def check(body: bytes) -> None:
         assert isinstance(parsed, kind) or kind.__name__ not in parsed.message
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", seeds(2, 100))
 def test_d7_a_body_is_refused_or_read_as_strict_json_reads_it(seed: int) -> None:
     fuzz(seed, 600, lambda rng: mutated(rng, BODIES), check)

@@ -59,6 +59,7 @@ def test_c19_host_tier_every_model_type_gives_the_bits_of_a_cold_engine(model_ty
     check_tier(rig_of(CASE_OF[model_type]), page_size=4)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize(("case", "page_size"), [("llama", 1), ("falcon_h1", 1), ("gpt_oss", 1), ("falcon_h1", 16)])
 def test_c19_host_tier_any_page_size_gives_the_bits_of_a_cold_engine(case: str, page_size: int, depth: int) -> None:
@@ -161,6 +162,7 @@ SWEPT = {"num_tokens": 320, "page_size": 4, "chunked_prefill_size": 18, "track_i
 LENGTHS = [[k * c + d for k in (1, 2, 3, 4) for d in (-1, 0, 1) if k * c + d > 4] for c in (4, 18, 12)]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("case", "tier"),
     [

@@ -84,12 +84,12 @@ SHAPES = (
 )
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_c16_an_untrained_head_changes_no_bit(untrained: Known) -> None:
     untrained.check(engine_of(untrained.rig, width=4, page_size=4))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"width-{shape['width']}")
 def test_c16_a_head_changes_no_bit_in_any_shape_of_the_engine(right: Known, shape: dict[str, Any]) -> None:
     """Two passes over one engine, so that the second meets what the first left in the cache."""
@@ -127,6 +127,7 @@ def run_steps(engine: Engine, tokens: int) -> tuple[list[int], int]:
     return result.token_ids, engine.core.stats.counters["engine.steps"] - before
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("case", RIGHT)
 def test_a_head_that_is_right_is_accepted_whole(case: str, tmp_path: Path) -> None:
     rig, width = rig_of(make_right(case, tmp_path)), 4

@@ -37,7 +37,7 @@ def known(request: pytest.FixtureRequest) -> Known:
     return known_of(rig_of(request.param, shared_tiny("llama").path))
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"width-{shape['width']}")
 def test_c16_a_draft_model_changes_no_bit_in_any_shape_of_the_engine(known: Known, shape: dict[str, Any]) -> None:
     """Two passes over one engine, so that the second meets what the first left in the cache."""

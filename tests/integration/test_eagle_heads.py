@@ -33,6 +33,7 @@ def rig_of(target: Path, draft: Path, *, third: bool) -> Rig:
     return made
 
 
+@pytest.mark.quick(1)
 @KINDS
 def test_c16_an_untrained_eagle_head_changes_no_bit(third: bool, tmp_path: Path) -> None:
     make_head(make_target(tmp_path), tmp_path / "draft", third=third)
@@ -47,7 +48,7 @@ def right(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return known_of(rig_of(*made, third=request.param))
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"width-{shape['width']}")
 def test_c16_an_eagle_head_changes_no_bit_in_any_shape_of_the_engine(right: Known, shape: dict[str, Any]) -> None:
     """Two passes over one engine, so that the second meets what the first left in the cache."""

@@ -33,6 +33,7 @@ def test_tokens_and_log_probabilities_equal_those_of_transformers(model: VisualM
     assert check_logprobs(model, shown) > 4 * len(shown.prompts)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("chunk", [1, 5])
 def test_tokens_do_not_depend_on_chunks_and_prefix_hits(shown: Shown, chunk: int) -> None:
     engine = shown.rig.engine(page_size=1, chunked_prefill_size=chunk, radix_cache=True)

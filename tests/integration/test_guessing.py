@@ -50,7 +50,7 @@ def streamed(answer: httpx.Response) -> dict[int, str]:
     return texts
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("fields", ASKED.values(), ids=ASKED)
 def test_c16_answers_are_those_of_a_server_that_does_not_guess(trees: dict[str, Tree], fields: dict[str, Any]) -> None:
     expected, answer = (ask(tree, **fields).json() for tree in trees.values())

@@ -35,6 +35,7 @@ def tiered(known: Known, **options: Any) -> Engine:
     return known.rig.engine(**{**HOT, **options})
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("chunk", [7, 512])
 def test_hisparse_equals_off_by_page_and_chunk(known: Known, page_size: int, chunk: int) -> None:
@@ -73,7 +74,7 @@ def test_hisparse_retraction_equals_off(known: Known, radix_cache: bool, host_by
     assert engine.count("retractions") > 0
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("hot_columns", [TOP_K, 2 * TOP_K])
 def test_hisparse_verified_drafts_equal_off(known: Known, hot_columns: int, on_host: bool) -> None:
@@ -114,6 +115,7 @@ def shape_of(rng: random.Random) -> dict[str, Any]:
     }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 60), marks=pytest.mark.slow)], ids=["few", "many"])
 def test_hisparse_random_shapes_equal_off(known: Known, seeds: range) -> None:
     """Pages, chunks, buffers, copies, hits, retraction, overlap and drafts at once, twice over one engine."""
@@ -125,6 +127,7 @@ def test_hisparse_random_shapes_equal_off(known: Known, seeds: range) -> None:
             known.check(engine, apart=rng.randint(0, 2))
 
 
+@pytest.mark.quick(1)
 def test_hisparse_int8_kv_equals_off(known: Known) -> None:
     path = shared_tiny("deepseek_v32").path
     rig = Rig(path, dtype=torch.float32, kv_dtype=torch.int8, kernels=NATIVE, num_threads=1, context_length=256)
@@ -170,6 +173,7 @@ def test_hisparse_sparse_draft_model_keeps_its_kv_on_the_device() -> None:
     assert engine.count("accepted_tokens") > 20
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("host_bytes", [0, 1 << 20])
 def test_hisparse_host_tier_in_a_file_equals_off(known: Known, host_bytes: int, tmp_path: Path) -> None:
     options = {"radix_cache": True, "retraction_host_bytes": host_bytes, "host_path": str(tmp_path), **TIGHT}

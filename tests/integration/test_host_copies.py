@@ -13,6 +13,7 @@ from tests.kernels import NATIVE
 from tests.models.tiny import VOCAB, shared_tiny
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("case", ["falcon_h1", "glm_moe_dsa", "lfm3", "gpt_oss"])
 def test_host_copies_take_the_bytes_that_the_scheduler_counts(case: str, seed: int) -> None:

@@ -118,6 +118,7 @@ SHAPES = (
 )
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("shape", SHAPES, ids=["no-buffer", "few-rows", "kept", "no-cache"])
 def test_c28_no_shape_of_the_engine_changes_a_bit(known: Known, shape: dict[str, Any]) -> None:
     """Two passes over one engine, so that the second meets what the first left in the cache."""
@@ -132,6 +133,7 @@ def test_c28_no_shape_of_the_engine_changes_a_bit(known: Known, shape: dict[str,
         assert (engine.count("retractions_kept") > 0) == ("retraction_host_bytes" in shape)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("overlap_depth", [0, 1])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_c19_a_conversation_resumes_from_its_states(
@@ -157,7 +159,7 @@ def test_c19_a_conversation_resumes_from_its_states(
     assert turns[-1][1].cached_tokens >= (len(branch) - 1) // page_size * page_size
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_c19_hits_of_every_length_around_pages(rig: Rig, alone: Callable[..., list[Any]]) -> None:
     """C-3: a trunk whose states were kept everywhere, left at every length, in a warm and in a partly evicted cache."""
     rng = random.Random(3)
@@ -173,6 +175,7 @@ def test_c19_hits_of_every_length_around_pages(rig: Rig, alone: Callable[..., li
             engine.core.scheduler.pools.cache.evict(3)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("retraction_host_bytes", [0, 1 << 30])
 @pytest.mark.parametrize("overlap_depth", [0, 1])
 def test_c26_retracted_requests_lose_no_token_kept_or_computed_again(
@@ -193,6 +196,7 @@ def test_c26_retracted_requests_lose_no_token_kept_or_computed_again(
     assert engine.bytes_on_host() == 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("overlap_depth", [0, 1])
 def test_c27_aborted_requests_change_no_token_of_others(known: Known, overlap_depth: int) -> None:
     engine = known.rig.engine(
@@ -211,6 +215,7 @@ def test_c27_aborted_requests_change_no_token_of_others(known: Known, overlap_de
     known.check(engine)
 
 
+@pytest.mark.quick(1)
 def test_c9_a_flush_with_requests_under_way_changes_nothing(known: Known) -> None:
     engine = known.rig.engine(page_size=4, radix_cache=True, chunked_prefill_size=16)
     flushes = iter(range(1_000_000))

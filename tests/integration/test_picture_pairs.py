@@ -48,6 +48,7 @@ def encoded(two: Two) -> tuple[float, float]:
     return two.prefill.count("encoded_tiles"), two.decode.count("encoded_tiles")
 
 
+@pytest.mark.quick(1)
 def test_c21_c28_tokens_behind_images_are_those_of_one_engine_and_prefill_alone_encodes(shown: Shown) -> None:
     """Twice: the second time with prefixes that have pictures in both caches, under ids that differ."""
     two = Two(shown.rig, {**CACHED, "page_size": 16}, {**CACHED, "overlap_depth": 1})

@@ -165,6 +165,7 @@ def test_same_text_with_another_picture_gives_other_log_probabilities(shown: Sho
     assert shown.alone[0][1][0] != shown.alone[1][1][0]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 512])
 def test_tokens_do_not_depend_on_pages_and_chunks(shown: Shown, page_size: int, chunk: int) -> None:
@@ -179,7 +180,7 @@ def test_tokens_do_not_depend_on_slices(shown: Shown, overlap_depth: int, layer_
     shown.check(shown.rig.engine(**options))
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("apart", [0, 3, 40])
 def test_prefix_hits_before_inside_and_behind_pictures(shown: Shown, page_size: int, apart: int) -> None:
@@ -190,6 +191,7 @@ def test_prefix_hits_before_inside_and_behind_pictures(shown: Shown, page_size: 
     assert all(num >= len(prompt.ids) - 2 * page_size for num, prompt in zip(cached, shown.prompts, strict=True))
 
 
+@pytest.mark.quick(2)
 def test_picture_whose_tokens_are_cached_is_not_encoded_again(shown: Shown) -> None:
     engine = shown.rig.engine(radix_cache=True, page_size=1)
     shown.check(engine, apart=40)

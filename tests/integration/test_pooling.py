@@ -92,6 +92,7 @@ def right(tiny: Tiny, prompt: list[int], pooling: Pooling) -> torch.Tensor:
             return hidden.flatten()
 
 
+@pytest.mark.quick(2)
 def test_vectors_are_those_of_transformers(known: Known) -> None:
     for prompt, params, (_, _, vector) in zip(known.prompts, known.params, known.alone, strict=True):
         if params.pooling:

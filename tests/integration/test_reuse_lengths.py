@@ -75,7 +75,7 @@ def check(engine: Engine, prompt: list[int], least: int) -> Result:
     return warm
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 def test_prompt_of_any_length_is_reused_up_to_its_last_page(engine: Engine) -> None:
     """Sent again, where the last token is always computed, and continued."""
     rng, page = random.Random(3), engine.core.scheduler.config.page_size
@@ -87,7 +87,7 @@ def test_prompt_of_any_length_is_reused_up_to_its_last_page(engine: Engine) -> N
             check(engine, again, num_known // page * page)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 def test_answer_of_any_length_is_reused_up_to_a_page_or_the_last_tracked_state(rig: Rig, engine: Engine) -> None:
     """With the extra buffer the state is kept at each multiple of the interval, without it only the last one is."""
     config = engine.core.scheduler.config
@@ -105,6 +105,7 @@ def test_answer_of_any_length_is_reused_up_to_a_page_or_the_last_tracked_state(r
         check(engine, prompt + answer + FOLLOWING, length if length % page == 0 else length // unit * unit)
 
 
+@pytest.mark.quick(2)
 def test_prompt_that_leaves_a_longer_one_at_any_multiple_says_why_it_reuses_less(engine: Engine) -> None:
     """Behind the branch there may be no state; then the reason names what was not kept."""
     rng, page = random.Random(5), engine.core.scheduler.config.page_size

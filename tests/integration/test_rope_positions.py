@@ -116,7 +116,7 @@ def test_the_same_picture_in_another_grid_gives_other_log_probabilities(shown: S
     assert shown.alone[0][1][0] != shown.alone[1][1][0]
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("page_size", "chunk"), [(1, 3), (4, 7), (16, 512)])
 @pytest.mark.parametrize("overlap_depth", [0, 2])
 def test_tokens_do_not_depend_on_pages_chunks_and_overlap(
@@ -126,7 +126,7 @@ def test_tokens_do_not_depend_on_pages_chunks_and_overlap(
     shown.check(engine, apart=1)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_prefix_hits_before_inside_and_behind_pictures(shown: Shown, page_size: int) -> None:
     engine = shown.rig.engine(radix_cache=True, page_size=page_size, chunked_prefill_size=16, overlap_depth=1)

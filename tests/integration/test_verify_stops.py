@@ -105,7 +105,7 @@ def stops(rig: Rig, request: pytest.FixtureRequest) -> Stops:
     return Stops(rig, **request.param)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_length_that_ends_inside_a_window(stops: Stops) -> None:
     for position in POSITIONS:
         params = replace(GREEDY, max_tokens=position)
@@ -125,7 +125,7 @@ def test_stop_token_inside_a_window(stops: Stops) -> None:
         stops.check(params, right)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_grammar_that_ends_inside_a_window(stops: Stops) -> None:
     for position in POSITIONS[::2]:
         grammar = Grammar(GrammarKind.REGEX, f"[a-z]{{{position}}}")

@@ -56,6 +56,7 @@ def test_a_draft_head_guesses_what_its_layers_do_in_transformers(case, headed, l
     torch.testing.assert_close(found, logits, **TOLERANCE)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("case", ["deepseek_v3", "bailing_hybrid", "mellum", "glm4_moe"])
 def test_a_draft_head_guesses_what_transformers_own_does(case, headed, load_headed):
     oracle, ids = headed(case), random_ids(LENGTH + 1, seed=2)

@@ -20,7 +20,7 @@ def silent(case: str, names: list[str]) -> list[tuple[str, object, float]]:
     return [(name, value, fate[1]) for name, value, fate in found if fate[0] is Fate.OTHER]
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("model_type", _FIRST)
 def test_value_that_switches_a_bound_off_elsewhere_is_transformers_or_refused(model_type: str) -> None:
     names = [name for name in fields_of(CASE_OF[model_type]) if _BOUNDS.search(name)]

@@ -60,7 +60,7 @@ def logits(model: models.Model) -> torch.Tensor:
     return found
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("model_type", by_tier(TYPES))
 def test_copy_of_every_type_gives_the_bits_of_the_original_quantized(model_type: str, tmp_path: Path) -> None:
     source = make(tmp_path / "source", model_type)

@@ -56,6 +56,7 @@ def test_transformers_gives_the_same_logits_for_the_same_folder(model_type, load
     assert 0.05 < logits.std() < 20
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "model_type",
     [pytest.param(name, marks=[pytest.mark.slow] * (name == "gemma4_unified")) for name in WITH_PICTURES],

@@ -71,7 +71,7 @@ def expected(rank: int, size: int, case: Case) -> list[torch.Tensor]:
     return [whole, uneven, cut if rank == 0 else torch.zeros_like(cut), table[ids], torch.full((rows,), size - 1)]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("size", [2, 4])
 @settings(max_examples=25, deadline=None)
 @given(

@@ -114,6 +114,7 @@ def test_a_machine_of_two_nodes_has_the_bits_of_one(
     assert_same_bits(two.apply(x, two.pack_quantized(codes)), one.apply(x, one.pack_quantized(codes)))
 
 
+@pytest.mark.quick(1)
 def test_a_decoded_token_s_threads_meet_five_times_in_each_layer(native: NativeOps, tmp_path: Path) -> None:
     """Behind q, k and v, attention, its output, the MLP's first matrices, and its last."""
     met = []

@@ -102,7 +102,7 @@ def test_a_function_is_found_in_a_macro_with_its_types_in_order(tmp_path: Path) 
     }
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_each_kernel_takes_what_python_gives(
     variant: Any, signatures_of: Callable[[str, tuple[str, ...]], dict[str, Signature]]

@@ -83,7 +83,7 @@ def test_c5_slots_of_others_change_no_bit_of_any_kind_of_attention(ops: Ops, kin
     test_attention.test_foreign_slots_never_influence_a_live_row_of_any_kind_c5(ops, F32, kind)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", test_activations.GATED)
 def test_c31_activations_depend_neither_on_other_rows_nor_on_the_place_in_a_row(ops: Ops, name: str) -> None:
     activation = test_activations.GATED[name]

@@ -169,6 +169,7 @@ def test_router_flushes_whatever_the_body_is(both: Twins, content: bytes) -> Non
     assert routed.body == ["members", "success"]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE"])
 def test_router_methods_have_the_answer_of_a_server(both: Twins, method: str) -> None:
     for path in (

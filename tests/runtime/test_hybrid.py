@@ -95,6 +95,7 @@ def test_a_request_goes_on_from_a_snapshot_inside_a_step(length):
         assert entries(got) == entries(run_alone(whole, steps=3))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("said", [0, 1, 5])
 @pytest.mark.parametrize("num_prompt", [3, 8, 13])
 def test_a_retracted_request_goes_on_elsewhere_with_what_was_kept_on_the_host(num_prompt, said):

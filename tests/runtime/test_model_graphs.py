@@ -59,6 +59,7 @@ def entries(plans: HybridPlanner, seed: int) -> list[object]:
     return [(result.token_ids, result.logprobs) for result in sampled]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("case", "dtype"), [*IN_FLOAT32, *IN_BFLOAT16])
 def test_padded_replays_give_the_bits_of_the_bare_step(case, dtype, native_ops, paths):
     model = models.load(open_checkpoint(paths(case)), ops=native_ops, dtype=dtype)

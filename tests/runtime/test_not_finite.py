@@ -95,6 +95,7 @@ def _spoiled(plans: HybridPlanner, row: int) -> Iterator[Tensor]:
         state[at] = before
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_state_that_is_not_finite_shows_in_the_very_next_token(case: str, make_plans: Any) -> None:
     """So a state that a step leaves, and whose tokens' hidden states are finite, is finite itself."""

@@ -76,7 +76,7 @@ def steps(plans: HybridPlanner, seed: int, rounds: int, *, poisoned: bool) -> li
     return results
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("case", CASES)
 def test_replays_behind_poisoned_buffers_give_the_bits_of_steps_of_exact_size(case: str, native_ops: NativeOps) -> None:
     graphs = CpuGraphs(native_ops, Regions())

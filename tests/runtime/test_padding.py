@@ -44,6 +44,7 @@ def one_round(plans: HybridPlanner, change: Callable[[StepPlan], StepPlan]) -> t
     return sampled, [tensor[1:3].clone() for tensor in plans.runner.cache.tables["state"].tensors]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("num_rounds", [4, pytest.param(250, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
 def test_live_rows_do_not_notice_padded_sequences_nor_what_the_padding_holds(case, num_rounds, native_ops):

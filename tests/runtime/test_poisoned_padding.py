@@ -86,6 +86,7 @@ def test_poisoned_padding_reference_changes_nothing(case: str) -> None:
     check(case, Ops(1), graphs=Eager(), num_decodes=2)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("case", EIGHT_BITS)
 def test_poisoned_scales_change_nothing(case: str, native_ops: Any) -> None:
     check(case, native_ops, kv_dtype=torch.int8, graphs=CpuGraphs(native_ops, Regions()))

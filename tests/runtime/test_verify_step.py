@@ -48,6 +48,7 @@ def paths() -> Callable[[str], Path]:
     return lambda case: shared_tiny(case).path
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES)
 def test_c16_drafts_change_no_bit_of_what_a_model_says_and_keeps(case, dtype, native_ops, paths):
@@ -109,6 +110,7 @@ def test_right_drafts_are_all_accepted_and_wrong_ones_cost_nothing():
     assert result.token_ids[1:] == [first[7], second[5]]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("nonsense", [-1, fake_model.VOCAB, 2**62, -(2**62)])
 def test_guesses_on_the_device_that_are_no_tokens_are_no_drafts(nonsense):
     """Nobody on the host has seen them: they are no index, and never accepted."""

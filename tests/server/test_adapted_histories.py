@@ -181,6 +181,7 @@ def test_variable_of_the_server_is_refused_by_name(model: ScriptedServer, name: 
     assert error["code"] == ("chat_template_refused" if name == "chat_template" else "unsupported_field")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["Qwen 2.5", "Mistral", "told in text"])
 def test_mark_of_a_message_that_moved_ends_behind_the_marked_text(patience: None, name: str) -> None:
     """A state is kept there."""

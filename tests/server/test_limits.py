@@ -148,6 +148,7 @@ def test_connections_answered_before_their_body_ended_are_closed_when_idle(launc
     assert (b"200 OK" in rest) == (behind == HEALTH)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 def test_a_reader_that_stops_reading_is_cut_and_its_request_aborted(launch, path: str) -> None:
     server = launch(lambda: FakeEngine(context_length=1 << 22), max_stream_chunks=64)

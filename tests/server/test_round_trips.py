@@ -25,6 +25,7 @@ def in_this_process() -> Iterator[None]:
         yield
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", MANNERS)
 def test_round_trip_of_each_format_is_whole_or_has_a_reason_and_that_of_the_guide(name: str) -> None:
     """`python -m tests.server.round_trips --write` makes the guide's table."""

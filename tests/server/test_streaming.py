@@ -61,7 +61,7 @@ def read_stream(lines: list[str]) -> tuple[dict[int, str], dict[int, str], dict[
     return texts, ends, usage, tokens
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("block", range(40))
 def test_stream_equals_whole(server: Running, block: int) -> None:
     with server.client() as http:

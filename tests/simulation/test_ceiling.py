@@ -100,6 +100,7 @@ def test_c26_two_requests_that_fit_alone_near_the_ceiling_both_end_with_a_bounde
         assert num_retracted <= 2
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("num_lost", [1, 3])
 @pytest.mark.parametrize("kind", ["plain", "windows", "both"])
 def test_c27_one_request_that_no_longer_fits_beside_lost_pages_ends_typed(kind: str, num_lost: int) -> None:
@@ -124,6 +125,7 @@ def test_c27_one_request_that_no_longer_fits_beside_lost_pages_ends_typed(kind: 
             assert rig.finish_of(rig.reqs[1]) is (FinishReason.LENGTH if fits else FinishReason.ERROR)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", ["plain", "windows", "both"])
 def test_c27_decode_offers_places_to_a_request_near_the_ceiling_or_refuses_it(kind: str) -> None:
     """Of prompts that other engines compute, and that decode may have to compute again."""

@@ -79,7 +79,7 @@ def test_a3_a_slot_is_as_good_as_new_whatever_became_of_its_last_tenant(kind: st
     assert handed_out.min() > 40, "a slot was used by few"
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_a3_c18_what_is_in_the_cache_was_written_by_steps_that_have_completed(kind: str, depth: int) -> None:
@@ -130,7 +130,7 @@ def test_b5_with_no_slot_or_window_to_spare_whatever_fits_the_pool_finishes(kind
 # -- C-1 --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("every", [0, 3, 10])
 @pytest.mark.parametrize("chunk", [1, pytest.param(7, marks=pytest.mark.slow), 4, 16, 2048])
 @pytest.mark.parametrize("kind", HYBRIDS)
@@ -183,7 +183,7 @@ def resumable(sim: Scripted, prompt: list[int]) -> int:
     return best
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("page_size", [1, 4, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_c3_c18_c19_hits_of_every_length_end_at_the_last_place_that_can_be_resumed(kind: str, page_size: int) -> None:
@@ -249,6 +249,7 @@ def test_c3_a_conversation_hits_all_of_its_earlier_turns(kind: str) -> None:
 # -- C-9 --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_c9_flush_with_steps_in_flight_changes_no_token_and_leaves_no_stale_hit(kind: str, depth: int) -> None:

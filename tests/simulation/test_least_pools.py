@@ -20,6 +20,7 @@ SIMULATORS: dict[str, tuple[Callable[[int], object], int]] = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.long
 @pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 480))])
 @pytest.mark.parametrize("name", SIMULATORS)

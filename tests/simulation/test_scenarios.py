@@ -36,7 +36,7 @@ def test_c1_c26_c28_tokens_do_not_depend_on_chunks_or_retractions(chunk: int, ev
 # -- B-4 --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("percent", [110, 150])
 def test_b4_memory_pressure_retracts_no_request_forever_and_recomputes_little(percent: int, depth: int) -> None:
@@ -71,7 +71,7 @@ def test_b4_memory_pressure_retracts_no_request_forever_and_recomputes_little(pe
 # -- B-5 --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize(("page_size", "num_pages"), [(1, 9), (4, 3), (7, 2), (16, 1)])
 def test_b5_whatever_is_near_the_capacity_is_refused_on_arrival_or_finishes(
@@ -103,6 +103,7 @@ def test_b5_the_context_is_a_boundary_too() -> None:
 # -- B-6 --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("policy", list(SchedulePolicy))
 def test_b6_work_behind_a_blocked_head_starts_and_so_does_the_head(policy: SchedulePolicy) -> None:
     sim = simulation(schedule_policy=policy, radix_cache=False, num_pages=24, context_length=96)
@@ -131,7 +132,7 @@ def test_b6_work_behind_a_blocked_head_starts_and_so_does_the_head(policy: Sched
 
 
 @pytest.mark.long
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_c3_c19_hits_of_every_length_are_exactly_as_long_as_they_can_be(page_size: int) -> None:
     """A prompt shares its first n tokens with one that was computed, for every n; cold, warm, flushed, warm again."""

@@ -63,6 +63,7 @@ def test_c22_c31_of_two_engines_either_may_sleep_and_take_other_weights(seeds: r
     assert min(outcome.arrived, outcome.whole) >= outcome.pairs // 6
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", [252, 1934, 2381, 2840, 3892, 5016, 6157, 7981, 8322, 8924, 9771])
 def test_c22_c25_time_asleep_within_one_turn_is_not_delay(seed: int) -> None:
     """Seeds that failed while the oracles overlooked rests that begin and end within one turn."""

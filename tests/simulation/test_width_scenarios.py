@@ -65,6 +65,7 @@ def test_c16_no_token_comes_behind_the_last_one_wherever_that_is_among_the_accep
         assert (tracked.received, tracked.finish) == (right[:num_tokens], FinishReason.LENGTH)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("page_size", [1, 4, 7])
 @on_all_sides
 def test_b5_c16_the_end_of_the_context_and_of_the_pool_is_a_boundary_for_drafts_too(
@@ -101,7 +102,7 @@ def test_c16_the_cache_has_of_a_request_what_was_accepted_and_not_a_token_more(
         sim.scheduler.flush_cache()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("kind", ["extra_buffer", "both"])
 def test_c16_c18_a_state_is_tracked_at_its_length_wherever_that_is_among_the_accepted(kind: str, depth: int) -> None:
@@ -120,6 +121,7 @@ def test_c16_c18_a_state_is_tracked_at_its_length_wherever_that_is_among_the_acc
 # -- with widths in flight --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("num_right", [0, W])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @of_all_kinds
@@ -160,6 +162,7 @@ def test_c12_c26_a_victim_is_planned_no_more_and_gives_way_when_its_length_is_kn
     assert (len(first.received), len(second.received)) == (20, 20)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("host", [False, True])
 @of_all_kinds
 def test_c26_tokens_are_the_same_after_retractions_between_wide_steps(kind: str, host: bool) -> None:

@@ -96,6 +96,7 @@ def test_a_long_step_at_the_beginning_is_not_taken_for_the_speed_without_guesses
         assert sim.run(300, lambda step: num_running, right=0.1) > LEAST - 0.01
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("period", [20, 100, 500])
 def test_text_that_changes_whenever_a_width_was_learned_costs_little(period: int, seed: int):

@@ -117,6 +117,7 @@ IN_PARTS = (
 )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("point", "beginning"),
     [

@@ -106,6 +106,7 @@ def test_a_write_of_which_nobody_knows_the_end_closes_nothing(monkeypatch: pytes
         assert decode.transfers.num_unfenced == 1
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_faults_on_purpose_end_every_ticket_rightly_or_with_a_reason(backend: str) -> None:
     chaos = Chaos(drop=0.04, double=0.04, reorder=0.04, alter=0.04, delay_s=0.001)

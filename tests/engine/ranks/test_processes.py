@@ -96,6 +96,7 @@ def test_ranks_execute_the_log_and_end_when_they_are_closed(capfd: pytest.Captur
     assert sorted(ready) == [(str(rank), str(standin.WEIGHT_BYTES)) for rank in (1, 2)]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rank", [1, 2])
 def test_rank_that_is_killed_is_lost_with_its_signal(rank: int) -> None:
     with started(3) as ranks:
