@@ -85,7 +85,8 @@ class History(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How a request came to its answer: it waited `waited_s` until it started, and its tokens were computed in
     `num_chunks` parts before it decoded, those after retractions included. `chunk_ends_s` are the ends of the first
     `MOST_CHUNK_ENDS` of these, in seconds since its arrival. `num_replayed` of the steps that decoded it ran from a
-    captured graph, and `num_ahead` of those that gave it tokens were launched while another step was in flight."""
+    captured graph, and `num_ahead` of those that gave it tokens were launched while another step was in flight.
+    `num_hot_loads` of the steps that decoded it had no prompts, and loaded tokens into hot buffers (HiSparse)."""
 
     waited_s: float = 0.0
     waited_for: WaitedFor = WaitedFor.TURN
@@ -93,6 +94,7 @@ class History(msgspec.Struct, frozen=True, array_like=True, gc=False):
     chunk_ends_s: list[float] = []
     num_replayed: int = 0
     num_ahead: int = 0
+    num_hot_loads: int = 0
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -42,14 +42,18 @@ class OutputProcessor:
         """Return the request's latest update that has not been taken, None for none."""
         return next((update for update in reversed(self.updates) if update.request_id == req.id), None)
 
-    def take_tokens(self, sampled: list[Sampled], now: float, *, replayed: bool = False, ahead: bool = False) -> None:
+    def take_tokens(
+        self, sampled: list[Sampled], now: float, *, replayed: bool = False, ahead: bool = False, loaded: bool = False
+    ) -> None:
         """Append the tokens of each request, but for requests that ended while the step was in flight. `replayed`:
-        whether the step ran from a captured graph; `ahead`: whether it was launched while another was in flight."""
+        whether the step ran from a captured graph; `ahead`: whether it was launched while another was in flight;
+        `loaded`: whether it was of decodes alone, and loaded tokens into hot buffers."""
         num_generated, num_updated = 0, 0
         for req, own, entries in sampled:
             if req.status is not Status.FINISHED:
                 req.num_replayed += replayed
                 req.num_ahead += ahead
+                req.num_hot_loads += loaded
                 num_generated += self.append(req, own, entries, now)
                 num_updated += 1
         self.counters["generated_tokens"] += num_generated
@@ -165,7 +169,13 @@ class OutputProcessor:
         self.queues.remove(req, was)
         update.num_partly_accepted = req.num_partly_accepted
         update.history = History(
-            req.waited_s, req.waited_for, req.num_chunks, req.chunk_ends_s, req.num_replayed, req.num_ahead
+            req.waited_s,
+            req.waited_for,
+            req.num_chunks,
+            req.chunk_ends_s,
+            req.num_replayed,
+            req.num_ahead,
+            req.num_hot_loads,
         )
         update.memory = self._release(req, was, failed=reason is FinishReason.ERROR)
 

@@ -260,7 +260,8 @@ class Scheduler:
         failed = list(map(flight.reqs.__getitem__, result.failed))
         if failed:
             self.outputs.end_failed(failed, sampled, now)
-        self.memory.commit(plan, [chunk.stop for chunk in flight.chunks], result.num_new, result.counts, result.lost)
+        stops = [chunk.stop for chunk in flight.chunks]
+        loaded = self.memory.commit(plan, stops, result.num_new, result.counts, result.lost)
         if flight.chunks or flight.encoded_for:
             self._commit_chunks(flight, result, now)
         if self.queues.finishing:
@@ -268,7 +269,7 @@ class Scheduler:
         if result.num_new:
             self.outputs.count_partly_accepted(flight, result.num_new)
         self.counters["replayed_steps"] += result.replayed
-        self.outputs.take_tokens(sampled, now, replayed=result.replayed, ahead=flight.ahead)
+        self.outputs.take_tokens(sampled, now, replayed=result.replayed, ahead=flight.ahead, loaded=loaded)
         if self.queues.step_cost:
             charge_step(self.queues.step_cost, sampled, flight, result)
         if result.vectors:

@@ -199,8 +199,8 @@ def _in_tiers(tiers: Settings, others: Settings, drafted: Touched) -> list[Circu
     some: Settings = {**_GRAPHS, **_CACHE}
     everything: Settings = {**some, **others, **tiers}
     return [
-        Circumstance("KV in two tiers", {**some, **tiers}, _twice, _from_tiers, _was_concurrent),
-        Circumstance("all of it, KV in two tiers", everything, _all, _from_tiers, drafted),
+        Circumstance("KV in two tiers", {**some, **tiers}, _twice, _from_tiers, _was_loaded_hot),
+        Circumstance("all of it, KV in two tiers", everything, _all, _from_tiers, _loaded_hot_and(drafted)),
     ]
 
 
@@ -457,6 +457,17 @@ def _was_replayed(engines: Engines, question: Question, answer: Answer) -> bool:
 
 def _was_ahead(engines: Engines, question: Question, answer: Answer) -> bool:
     return answer.concurrency > 1 and answer.history.num_ahead > 0
+
+
+def _was_loaded_hot(engines: Engines, question: Question, answer: Answer) -> bool:
+    """Return whether tokens were loaded into hot buffers in a step that decoded it."""
+    return answer.concurrency > 1 and answer.history.num_hot_loads > 0
+
+
+def _loaded_hot_and(touched: Touched) -> Touched:
+    return lambda engines, question, answer: (
+        _was_loaded_hot(engines, question, answer) and touched(engines, question, answer)
+    )
 
 
 def _cut(engines: Engines, question: Question, answer: Answer) -> bool:

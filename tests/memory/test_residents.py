@@ -169,5 +169,7 @@ def test_a_copy_that_no_request_holds_is_found() -> None:
 def test_counts_of_the_device_are_the_counters() -> None:
     counted: Any = Rig(1).residents
     assert counted.counters == {"hisparse_read_tokens": 0, "hisparse_loaded_tokens": 0}
-    counted.count(ids(90, 7))
-    assert counted.counters == {"hisparse_read_tokens": 90, "hisparse_loaded_tokens": 7}
+    assert counted.count(ids(90, 7))
+    assert not counted.count(ids(120, 7))
+    assert counted.count(ids(130, 8))
+    assert counted.counters == {"hisparse_read_tokens": 130, "hisparse_loaded_tokens": 8}

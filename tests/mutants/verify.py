@@ -63,6 +63,13 @@ VERIFY = (
         "verify/test_shown.py::test_steps_planned_ahead_count_only_for_requests_that_they_decoded",
     ),
     Mutant(
+        "C28 two tiers count as shown for requests whose steps loaded into hot buffers",
+        "verify/circumstances.py",
+        "    return answer.concurrency > 1 and answer.history.num_hot_loads > 0\n",
+        "    return answer.concurrency > 1\n",
+        "verify/test_shown.py::test_tiers_count_only_for_requests_whose_steps_loaded_into_hot_buffers",
+    ),
+    Mutant(
         "C28 two ranks count as shown only if both executed every step",
         "verify/circumstances.py",
         'if found and steps == count["engine.steps"] else ""',

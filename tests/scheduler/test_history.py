@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from forebay.config.engine_config import KindConfig
+from forebay.memory.kinds.resident.residents import RESIDENT
 from forebay.requests.updates import MOST_CHUNK_ENDS, History, WaitedFor
 from tests.scheduler.rig import Rig
 from tests.scheduler.roles import arrive, decode
@@ -105,3 +108,18 @@ def test_history_of_a_decode_engine_counts_no_steps_while_the_request_waits_for_
         half.commit(replayed=True)
     found = [history_of(half, req.id) for req in (first, second)]
     assert [history.num_replayed for history in found if history] == [4, 2]
+
+
+def test_history_counts_the_steps_that_decoded_the_request_and_loaded_tokens_into_hot_buffers() -> None:
+    """The prompt of the second request is computed in a step that loads, which counts for neither of the two, and the
+    decode behind it loads nothing."""
+    rig = Rig(kinds=KindConfig(num_slots={RESIDENT: 8}))
+    first, second = rig.add(4, max_new=4), None
+    for total in (0, 5, 9, 9):
+        if total == 9 and second is None:
+            second = rig.add(4, max_new=2)
+        rig.launch()
+        rig.commit(counts={RESIDENT: np.array([20, total])})
+    assert second is not None
+    found = [history_of(rig, req.id) for req in (first, second)]
+    assert [history.num_hot_loads for history in found if history] == [1, 0]

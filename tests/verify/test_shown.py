@@ -12,7 +12,7 @@ import pytest
 
 from forebay.requests.updates import History, SpeculationReport
 from forebay.verify.asking import Answer, Engines
-from forebay.verify.circumstances import Circumstance
+from forebay.verify.circumstances import PLANTED, Circumstance, Room, circumstances
 from forebay.verify.run import Verification
 from tests.verify.test_verify import QUESTION, said, small_model, tokenizer
 
@@ -85,3 +85,14 @@ def test_two_ranks_count_only_if_both_executed_every_step(
     answer = replace(said([5]), concurrency=2, history=History(num_replayed=3))
     count = Counter({"engine.steps": 9, "engine.steps_on_ranks": on_ranks, "replayed_steps": 5})
     assert judged(by_name["two ranks"], answer, count) == (shown, True)
+
+
+@pytest.mark.parametrize("num_hot_loads", [0, 2])
+@pytest.mark.parametrize("name", ["KV in two tiers", "all of it, KV in two tiers"])
+def test_tiers_count_only_for_requests_whose_steps_loaded_into_hot_buffers(name: str, num_hot_loads: int) -> None:
+    tiers = {"enable_hisparse": True}
+    by_name = {one.name: one for one in circumstances(Room([QUESTION], 16), PLANTED, 1, tiers)}
+    history = History(num_hot_loads=num_hot_loads)
+    answer = replace(said([5]), concurrency=2, history=history, num_partly_accepted=1)
+    count = Counter(hisparse_read_tokens=9, hisparse_loaded_tokens=4)
+    assert judged(by_name[name], answer, count) == (True, bool(num_hot_loads))

@@ -363,8 +363,9 @@ class DeviceCountingKind(Protocol):
 
     name: ClassVar[str]
 
-    def count(self, totals: Ids) -> None:
-        """Record the totals that the device side has counted, as far as a completed step left them."""
+    def count(self, totals: Ids) -> bool:
+        """Record the totals that the device side has counted, as far as a completed step left them. Return whether this
+        step loaded tokens into hot buffers."""
 
 
 PROTOCOLS: tuple[type[Any], ...] = (

@@ -68,8 +68,9 @@ class EngineMemory:
         num_new: Sequence[int] | None,
         totals: Mapping[str, Ids] | None = None,
         lost: Sequence[int] = (),
-    ) -> None:
-        """Record that a step has completed, as all before it, and free what only it could still write.
+    ) -> bool:
+        """Record that a step has completed, as all before it, and free what only it could still write. Return whether
+        it had decodes alone, and loaded tokens into hot buffers.
 
         `ends` are the lengths up to which it computed prompts. `num_new` ends with the number of new tokens of each
         decode; without it, each decode has one. `totals` are what kinds of cache counted on the device, by kind, and
@@ -89,8 +90,7 @@ class EngineMemory:
             pools.deferred.drain()
         if plan.host.stores or plan.host.fetches:
             self.tiers.committed(plan, lost)
-        if totals:
-            pools.count(totals)
+        return pools.count(totals) and not num if totals else False
 
     def start_over(self, reqs: Iterable[Request], ended: Iterable[Request], void: Sequence[StepPlan]) -> None:
         """Release what all requests hold: of `reqs` the cache adopts what completed steps wrote, of `ended` nothing.

@@ -172,11 +172,11 @@ class Pools:
             (kind.cached(self.cache.index.nodes()).ids for kind in self.kinds.attached if kind.slots is slots), NO_IDS
         )
 
-    def count(self, totals: Mapping[str, Ids]) -> None:
-        """Record what kinds of cache have counted on the device, by kind."""
-        for kind in self.kinds.device_counting:
-            if kind.name in totals:
-                kind.count(totals[kind.name])
+    def count(self, totals: Mapping[str, Ids]) -> bool:
+        """Record what kinds of cache have counted on the device, by kind. Return whether the step loaded tokens into
+        hot buffers."""
+        counted = [kind.count(totals[kind.name]) for kind in self.kinds.device_counting if kind.name in totals]
+        return any(counted)
 
     @property
     def counters(self) -> dict[str, float]:

@@ -158,8 +158,9 @@ class Residents(
         self._pages.clear()
         self._forget_changes()
 
-    def count(self, totals: Ids) -> None:
-        self._totals = totals.tolist()
+    def count(self, totals: Ids) -> bool:
+        (_, before), self._totals = self._totals, totals.tolist()
+        return self._totals[1] > before
 
     @property
     def counters(self) -> dict[str, float]:
