@@ -12,6 +12,8 @@ from forebay.families.config.vision.small_gemma3 import SMALL_GEMMA3
 from forebay.families.config.vision.small_gemma4 import SMALL_GEMMA4
 from forebay.families.config.vision.small_gemma4_unified import SMALL_GEMMA4_UNIFIED
 from forebay.families.config.vision.small_internvl import SMALL_INTERNVL
+from forebay.families.config.vision.small_kimi_k25 import SMALL_KIMI_K25
+from forebay.families.config.vision.small_muse_glimmer import SMALL_MUSE_GLIMMER
 from forebay.families.config.vision.small_pixtral import SMALL_PIXTRAL
 from forebay.families.config.vision.small_qwen import SMALL_QWEN2_5_VL, SMALL_QWEN2_VL, SMALL_QWEN3_5, SMALL_QWEN3_VL
 from forebay.families.config.vision.small_siglip import small_siglip
@@ -23,8 +25,10 @@ SMALL: Final[Mapping[str, SmallPictures]] = {
     "gemma4_unified": SMALL_GEMMA4_UNIFIED,
     "idefics3": small_siglip("idefics3", "Idefics3"),
     "internvl": SMALL_INTERNVL,
+    "kimi_k25": SMALL_KIMI_K25,
     "lfm2_vl": SMALL_SIGLIP2,
     "mistral3": SMALL_PIXTRAL,
+    "muse_glimmer": SMALL_MUSE_GLIMMER,
     "qwen2_5_vl": SMALL_QWEN2_5_VL,
     "qwen2_vl": SMALL_QWEN2_VL,
     "qwen3_5": SMALL_QWEN3_5,

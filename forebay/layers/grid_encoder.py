@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Final, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from forebay.layers.build import Parts
 from forebay.layers.encoder import MOST_SIZES, pixel_scale, square_orders
 from forebay.layers.linear import Linear
 from forebay.layers.norms import build_norm, layer_norm_spec
-from forebay.layers.params import vector
+from forebay.layers.params import Rows, vector
 from forebay.layers.rotary import cos_sin_table
 from forebay.ops import Ops
 from forebay.ops.reference.attention import KvCache, PagedKv
@@ -43,6 +43,12 @@ class GridPatchesSpec:
     rescale: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    @property
+    def equation(self) -> str:
+        """Return what it computes of a patch."""
+        positions = " + b + position[row, column]" if self.side else ""
+        return f"x = W patch{positions}  (patches of {self.size} x {self.size} pixels)"
 
     def build(self, parts: Parts) -> GridPatches:
         """Return the part with its weights."""
@@ -68,29 +74,32 @@ class GridPatches:
         grid = pixels.shape[0] // size, pixels.shape[1] // size
         rows = self._ops.pictures.patch_rows(pixels.to(self._device), size, self._scale, self._dtype)
         x = self._embedding.of(rows)
-        return (
-            x if self._positions is None else self._ops.elementwise.add_(x, self._interpolated(self._positions, grid))
-        ), grid
-
-    def _interpolated(self, table: Tensor, grid: Grid) -> Tensor:
-        """[P, h]: of each patch the four nearest positions of the table, weighted in float32 in a fixed order."""
-        side, (rows, columns) = self._spec.side, (taps(count, self._spec.side) for count in grid)
-        total: Tensor | None = None
-        for row, of_row in zip(rows.places, rows.weights, strict=True):
-            for column, of_column in zip(columns.places, columns.weights, strict=True):
-                places = (row.unsqueeze(1) * side + column).flatten().to(self._device)
-                weights = (of_row.unsqueeze(1) * of_column).reshape(-1, 1).to(self._device)
-                part = table.index_select(0, places).float() * weights
-                total = part if total is None else total + part
-        assert total is not None, "a patch lies between positions"
-        return total.to(self._dtype)
+        if self._positions is None:
+            return x, grid
+        by_row, by_column = (taps(count, self._spec.side) for count in grid)
+        return self._ops.elementwise.add_(x, interpolated(self._positions, by_row, by_column)), grid
 
 
 class Taps(NamedTuple):
-    """Entries of a table that are next to places along an axis, two for each, [count], and their weights."""
+    """Entries of an axis of `side` that are next to places along it, some for each, [count], and their weights."""
 
-    places: tuple[Tensor, Tensor]
-    weights: tuple[Tensor, Tensor]
+    side: int
+    places: tuple[Tensor, ...]
+    weights: tuple[Tensor, ...]
+
+
+def interpolated(table: Tensor, rows: Taps, columns: Taps) -> Tensor:
+    """Return of each patch, row by row, the weighted sum of the positions of a `table` that are nearest, [P, h] of the
+    table's dtype. It is summed in float32 in a fixed order."""
+    total: Tensor | None = None
+    for row, of_row in zip(rows.places, rows.weights, strict=True):
+        for column, of_column in zip(columns.places, columns.weights, strict=True):
+            places = (row.unsqueeze(1) * columns.side + column).flatten().to(table.device)
+            weights = (of_row.unsqueeze(1) * of_column).reshape(-1, 1).to(table.device)
+            part = table.index_select(0, places).float() * weights
+            total = part if total is None else total + part
+    assert total is not None, "a patch lies between positions"
+    return total.to(table.dtype)
 
 
 def taps(count: int, side: int) -> Taps:
@@ -100,7 +109,38 @@ def taps(count: int, side: int) -> Taps:
     below = at.floor()
     share = at - below
     first = below.long()
-    return Taps((first, (first + 1).clamp(max=side - 1)), (1 - share, share))
+    return Taps(side, (first, (first + 1).clamp(max=side - 1)), (1 - share, share))
+
+
+def _between(count: int, side: int) -> tuple[Tensor, Tensor]:
+    """Return the entry before each of `count` places of equal size along a table of `side` entries, -1 before the first
+    one. The second tensor is the share of the way to the next entry, in float32."""
+    at = (torch.arange(count, dtype=torch.float32) + 0.5) * side / count - 0.5
+    below = at.floor()
+    return below.long(), at - below
+
+
+def linear_taps(count: int, side: int) -> Taps:
+    """Return the two nearest entries of each place, and those beyond the table with the weight 0."""
+    first, share = _between(count, side)
+    places, weights = (first, first + 1), (1 - share, share)
+    within = [(place >= 0) & (place < side) for place in places]
+    return Taps(
+        side,
+        tuple(place.clamp(0, side - 1) for place in places),
+        tuple(weight * inside for weight, inside in zip(weights, within, strict=True)),
+    )
+
+
+def cubic_taps(count: int, side: int) -> Taps:
+    """Return the four nearest entries of each place, the table's last one for those beyond it. Their weights are those
+    of Keys' cubic convolution with a = -0.75, as torch's bicubic interpolation has it."""
+    first, share = _between(count, side)
+    a = -0.75
+    near = [((a + 2) * x - (a + 3)) * x * x + 1 for x in (share, 1 - share)]
+    far = [((a * x - 5 * a) * x + 8 * a) * x - 4 * a for x in (share + 1, 2 - share)]
+    places = tuple((first + step).clamp(0, side - 1) for step in range(-1, 3))
+    return Taps(side, places, (far[0], *near, far[1]))
 
 
 class Mlp(NamedTuple):
@@ -118,16 +158,29 @@ def quick_gelu(ops: Ops) -> Callable[[Tensor], Tensor]:
 
 
 GELU: Final = Mlp(("linear_fc1",), "linear_fc2", lambda ops: ops.elementwise.gelu, "gelu(Wu h + b)")
+EXACT_GELU: Final = Mlp(("fc1",), "fc2", lambda ops: partial(ops.elementwise.gelu, exact=True), "gelu(Wu h + b)")
 QUICK_GELU: Final = Mlp(("fc1",), "fc2", quick_gelu, "quick_gelu(Wu h + b)")
 SWIGLU: Final = Mlp(
     ("gate_proj", "up_proj"), "down_proj", lambda ops: ops.elementwise.silu_and_mul, "(silu(Wg h + b) (Wu h + b))"
 )
 
 
+class BlockNames(NamedTuple):
+    """How files call the norms of a block, its queries, keys and values, and the layer behind attention."""
+
+    norms: tuple[str, str] = ("norm1", "norm2")
+    qkv: tuple[str, ...] = ("attn.qkv",)
+    out: str = "attn.proj"
+
+
+PLAIN_NAMES: Final = BlockNames()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RotaryBlockSpec:
     """Attention over patches that are rotated by their rows and columns, and a feed-forward layer `mlp`; all layers
-    have biases. Both are behind a LayerNorm, or with `rms` behind an RMS norm."""
+    have biases. Both are behind a LayerNorm, or with `rms` behind an RMS norm. With `neighbours` the two numbers of a
+    head that are rotated together are next to each other in the files."""
 
     name: str
     hidden_size: int
@@ -136,6 +189,8 @@ class RotaryBlockSpec:
     norm_eps: float
     mlp: Mlp = GELU
     rms: bool = False
+    names: BlockNames = PLAIN_NAMES
+    neighbours: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -154,27 +209,48 @@ class Rotation(NamedTuple):
     axes: Tensor  # [D / 2] int32
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RotationSpec:
+    """Which frequencies of a head turn by a patch's row, and which by its column, with the base `theta`, in up to
+    `num_positions` of either. The row comes first, or with `columns_first` the column. Frequencies of one follow those
+    of the other, or with `by_turns` each is followed by the same one of the other. Positions begin with `first`."""
+
+    theta: float
+    num_positions: int
+    columns_first: bool = False
+    by_turns: bool = False
+    first: int = 0
+
+
 class Rotations:
     """The rotation of tiles. Each half of a head's frequencies is rotated by one coordinate; both have the same
     ones (2D-RoPE, arXiv 2409.12191, section 2.1)."""
 
-    def __init__(self, head_dim: int, theta: float, num_positions: int, device: torch.device | str) -> None:
-        self._head_dim, self._theta, self._num_positions = head_dim, theta, num_positions
-        axes = torch.arange(AXES, dtype=torch.int32).repeat_interleave(head_dim // 2 // AXES)
+    def __init__(self, spec: RotationSpec, head_dim: int, device: torch.device | str) -> None:
+        self._spec, self._head_dim = spec, head_dim
+        order = torch.tensor((1, 0) if spec.columns_first else (0, 1), dtype=torch.int32)
+        count = head_dim // 2 // AXES
+        axes = order.repeat(count) if spec.by_turns else order.repeat_interleave(count)
         self._axes, self._device = axes.to(device), device
         self.of = lru_cache(MOST_SIZES)(self._of)
 
     @cached_property
     def _cos_sin(self) -> Tensor:
         """The table, made for the first tile: a dry build costs nothing."""
+        spec = self._spec
         table = cos_sin_table(
-            head_dim=self._head_dim // AXES, theta=self._theta, scaling=None, num_positions=self._num_positions
+            head_dim=self._head_dim // AXES,
+            theta=spec.theta,
+            scaling=None,
+            num_positions=spec.first + spec.num_positions,
         )
-        cos, sin = table.chunk(2, dim=1)
-        return torch.cat([cos, cos, sin, sin], dim=1).to(self._device)
+        both = [
+            half.repeat_interleave(AXES, 1) if spec.by_turns else half.repeat(1, AXES) for half in table.chunk(2, dim=1)
+        ]
+        return torch.cat(both, dim=1).to(self._device)
 
     def _of(self, grid: Grid) -> Rotation:
-        rows, columns = (torch.arange(count) for count in grid)
+        rows, columns = (torch.arange(count) + self._spec.first for count in grid)
         positions = torch.stack(torch.meshgrid(rows, columns, indexing="ij")).flatten(1)
         return Rotation(positions.to(self._device), self._cos_sin, self._axes)
 
@@ -194,15 +270,25 @@ def window_order(grid: Grid, side: int) -> tuple[Tensor, list[int]]:
     return torch.argsort(windows, stable=True), torch.unique(windows, return_counts=True)[1].tolist()
 
 
+def _paired_rows(num_heads: int, head_dim: int) -> Rows:
+    """Return the rows of queries, keys and values with the first of each pair of a head before all second ones."""
+    rotated = 2 * num_heads * head_dim
+    begins = [head + at for head in range(0, rotated, head_dim) for at in (0, 1)]
+    pairs = (range(begin, begin - begin % head_dim + head_dim, 2) for begin in begins)
+    return *pairs, range(rotated, rotated + num_heads * head_dim)
+
+
 class RotaryBlock:
     """A layer: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, spec: RotaryBlockSpec, parts: Parts) -> None:
         self._ops, self._heads, self._scale = parts.ops, spec.num_heads, spec.head_dim**-0.5
         width, inner = spec.hidden_size, spec.intermediate_size
-        self._norms = [_norm(parts, f"norm{i}", width, spec.norm_eps, rms=spec.rms) for i in (1, 2)]
-        self._qkv = parts.linear({"attn.qkv": 3 * width}, width, bias=True)
-        self._out = parts.linear({"attn.proj": width}, width, bias=True)
+        self._norms = [_norm(parts, name, width, spec.norm_eps, rms=spec.rms) for name in spec.names.norms]
+        qkv = dict.fromkeys(spec.names.qkv, 3 * width // len(spec.names.qkv))
+        rows = _paired_rows(spec.num_heads, spec.head_dim) if spec.neighbours else ()
+        self._qkv = parts.linear(qkv, width, bias=True, rows=rows)
+        self._out = parts.linear({spec.names.out: width}, width, bias=True)
         self._up = parts.linear({f"mlp.{name}": inner for name in spec.mlp.up}, width, bias=True)
         self._down = parts.linear({f"mlp.{spec.mlp.down}": width}, inner, bias=True)
         self._activate = spec.mlp.activation(parts.ops)
@@ -231,6 +317,12 @@ class MergerSpec:
     norm_merged: bool = False
     rms: bool = False
     names: tuple[str, str, str] = ("norm", "linear_fc1", "linear_fc2")
+
+    @property
+    def equation(self) -> str:
+        """Return what it computes of a token's patches, x."""
+        norm, squares = "norm" if self.rms else "layernorm", f"{self.factor} x {self.factor} patches"
+        return f"W2 gelu(W1 {norm}(x) of {squares} + b) + b"
 
     def build(self, parts: Parts) -> Merger:
         """Return the part with its weights."""

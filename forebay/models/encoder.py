@@ -16,7 +16,19 @@ from forebay.families.config.vision.base import VisionConfig
 from forebay.layers.params import TensorParam
 from forebay.models import needs_of
 from forebay.models.dry_build import asked_by
-from forebay.models.encoders import gemma3, gemma4, gemma4_unified, internvl, pixtral, qwen2, qwen3, siglip, siglip2
+from forebay.models.encoders import (
+    gemma3,
+    gemma4,
+    gemma4_unified,
+    internvl,
+    kimi_k25,
+    muse_glimmer,
+    pixtral,
+    qwen2,
+    qwen3,
+    siglip,
+    siglip2,
+)
 from forebay.models.encoders.encoder import Encoder, EncoderSpec
 from forebay.models.loader import Loader, Progress, check_names
 from forebay.ops import Ops
@@ -27,8 +39,10 @@ _SPECS: Final[Mapping[str, Callable[[ModelConfig], EncoderSpec]]] = {
     "gemma4_unified": gemma4_unified.encoder_spec,
     "idefics3": siglip.encoder_spec,
     "internvl": internvl.encoder_spec,
+    "kimi_k25": kimi_k25.encoder_spec,
     "lfm2_vl": siglip2.encoder_spec,
     "mistral3": pixtral.encoder_spec,
+    "muse_glimmer": muse_glimmer.encoder_spec,
     "qwen2_5_vl": qwen2.encoder_spec,
     "qwen2_vl": qwen2.encoder_spec,
     "qwen3_5": qwen3.encoder_spec,

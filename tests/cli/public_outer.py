@@ -131,9 +131,18 @@ KIMI_K2: Final[dict[str, Any]] = {
     },
 }  # fmt: skip
 
+_MOON_VIT: Final[dict[str, Any]] = {
+    "_attn_implementation": "flash_attention_2", "init_pos_emb_height": 64, "init_pos_emb_time": 4,
+    "init_pos_emb_width": 64, "merge_kernel_size": [2, 2], "merge_type": "sd2_tpool", "mm_hidden_size": 1152,
+    "mm_projector_type": "patchmerger", "patch_size": 14, "pos_emb_type": "divided_fixed",
+    "projector_hidden_act": "gelu", "projector_ln_eps": 1e-05, "text_hidden_size": 7168,
+    "video_attn_type": "spatial_temporal", "vt_hidden_size": 1152, "vt_intermediate_size": 4304,
+    "vt_num_attention_heads": 16, "vt_num_hidden_layers": 27,
+}  # fmt: skip
+
 KIMI_K2_5: Final[dict[str, Any]] = {
     "model_type": "kimi_k25", "auto_map": {"AutoConfig": "configuration_kimi_k25.KimiK25Config"},
-    "pad_token_id": 163839, "tie_word_embeddings": False, "text_config": KIMI_K2, "vision_config": {"patch_size": 14},
+    "pad_token_id": 163839, "tie_word_embeddings": False, "text_config": KIMI_K2, "vision_config": _MOON_VIT,
 }  # fmt: skip
 
 LFM2_VL_1_6B: Final[dict[str, Any]] = {
@@ -230,10 +239,10 @@ PUBLISHED: Final[dict[str, tuple[dict[str, Any], float]]] = {
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": (MISTRAL_SMALL_3_1_24B, 23.57),
     "mistralai/Ministral-3-3B-Instruct-2512": (MINISTRAL_3_3B, 3.43),
     "moonshotai/Kimi-K2-Instruct": (KIMI_K2, 1026.0),
-    "moonshotai/Kimi-K2.5": (KIMI_K2_5, 1026.0),
+    "moonshotai/Kimi-K2.5": (KIMI_K2_5, 1026.0 + 0.47),
     "LiquidAI/LFM2-VL-1.6B": (LFM2_VL_1_6B, 1.17),
     "mistralai/Mistral-Small-4-119B-2603": (MISTRAL_SMALL_4_119B, 119.0),
-    "meta-models/Muse-Glimmer-30B": (MUSE_GLIMMER_30B, 30.0 - 1.92),  # without encoder and adapter
+    "meta-models/Muse-Glimmer-30B": (MUSE_GLIMMER_30B, 30.0),
     "google/gemma-4-12B": (GEMMA_4_12B, 11.95 - 0.04),  # without the embedders of pictures and sounds
     "google/gemma-3n-E4B": (GEMMA_3N_E4B, 6.87),  # as llama.cpp counts files of the language model, as the next
     "google/gemma-3n-E2B": (GEMMA_3N_E2B, 4.46),

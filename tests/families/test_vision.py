@@ -94,8 +94,10 @@ SERVED = {
     "gemma4",
     "gemma4_unified",
     "internvl",
+    "kimi_k25",
     "lfm2_vl",
     "mistral3",
+    "muse_glimmer",
     "qwen2_5_vl",
     "qwen2_vl",
 }

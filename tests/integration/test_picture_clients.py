@@ -31,7 +31,7 @@ def png(seed: int) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-OTHERS = ("gemma3", "gemma4", "lfm2_vl", "mistral3", "qwen2_5_vl", "qwen3_5", "qwen3_vl")
+OTHERS = ("gemma3", "gemma4", "kimi_k25", "lfm2_vl", "mistral3", "muse_glimmer", "qwen2_5_vl", "qwen3_5", "qwen3_vl")
 
 
 @pytest.fixture(scope="module", params=["smolvlm", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)])

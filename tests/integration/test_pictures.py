@@ -90,8 +90,8 @@ def greedy(count: int) -> SamplingParams:
     return SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True, logprobs=2)
 
 
-# Of types whose encoder is another's but for its activation and norms.
-OF_OTHERS = {"qwen2_vl"}
+# Of types whose encoder is another's but for its activation, norms and positions.
+OF_OTHERS = {"kimi_k25", "muse_glimmer", "qwen2_vl"}
 
 
 @pytest.fixture(

@@ -93,7 +93,7 @@ def test_encodings_equal_those_of_transformers(name: str, made: Callable[[str], 
         assert features.abs().max() > 0.1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "kimi_k25"])
 def test_files_as_published_give_the_same_bits(
     name: str, made: Callable[[str], Made], native: Ops, tmp_path: Path
 ) -> None:

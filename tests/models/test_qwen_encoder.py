@@ -1,4 +1,4 @@
-"""Encoders of Qwen give the encodings and the features of transformers for an image of any size."""
+"""Encoders of images of any size give the encodings and the features of transformers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,26 @@ from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.config.vision.qwen import QwenConfig
 from forebay.layers.encoder import square_orders
-from forebay.layers.grid_encoder import taps, window_order
+from forebay.layers.grid_encoder import cubic_taps, interpolated, linear_taps, taps, window_order
 from forebay.models.encoder import encoder_params, encoder_spec, load_encoder
 from forebay.models.encoders.encoder import Encoder, State
 from forebay.ops import Ops
 from tests.models.outers import OUTERS, save_as_published
 from tests.models.visual import NUM_LAYERS, VisualModel, oracle_features, shared_visual
 
+PARTS = {
+    "kimi_k25": ("blocks.0.", "patch_embed.proj.", "mm_projector."),
+    "muse_glimmer": ("layers.0.", "patch_embedding.", "vision_adapter.", "vision_projection."),
+}
+QWEN_PARTS = ("blocks.0.", "patch_embed.", "merger.", "deepstack_merger_list.")
 HIDDEN = 48  # of the language model
-FEATURES = {"qwen2_5_vl": 0, "qwen2_vl": 0, "qwen3_vl": 2}  # of a token, beside its embedding
+FEATURES = {
+    "kimi_k25": 0,
+    "muse_glimmer": 0,
+    "qwen2_5_vl": 0,
+    "qwen2_vl": 0,
+    "qwen3_vl": 2,
+}  # of a token, beside its embedding
 
 
 @pytest.fixture(scope="module", params=FEATURES)
@@ -116,18 +127,20 @@ def test_window_order_is_that_of_transformers(grid: tuple[int, int], window: int
 def test_products_of_a_patch_are_those_of_the_matrices(model: VisualModel) -> None:
     config = open_checkpoint(model.path).config
     vision, matrices = config.vision, [param for param in encoder_params(config) if param.inner]
-    assert isinstance(vision, QwenConfig)
+    assert vision is not None
+    layer, patch, *mergers = PARTS.get(vision.kind, QWEN_PARTS)
 
     def elements(part: str) -> int:
         return sum(param.num_elements for param in matrices if f".{part}" in param.names[0])
 
-    assert vision.layer_products == (elements("blocks.0."), 2 * vision.hidden_size)
-    merged = elements("merger.") + elements("deepstack_merger_list.")
-    assert vision.outer_products(HIDDEN) == elements("patch_embed.") // vision.depth + merged // vision.merge**2
+    assert vision.layer_products == (elements(layer), 2 * vision.hidden_size)
+    merged = sum(map(elements, mergers))
+    assert vision.outer_products(HIDDEN) == elements(patch) // getattr(vision, "depth", 1) + merged // vision.merge**2
 
 
-def test_tokens_of_another_width_than_the_language_model_has_are_refused(model: VisualModel) -> None:
-    config = open_checkpoint(model.path).config
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen2_vl", "qwen3_vl"])
+def test_tokens_of_another_width_than_the_language_model_has_are_refused(name: str) -> None:
+    config = open_checkpoint(shared_visual(name).path).config
     assert isinstance(config.vision, QwenConfig)
     wrong = replace(config, vision=replace(config.vision, output_size=40))
     field = "hidden_size" if config.vision.kind == "qwen2_vl" else "out_hidden_size"
@@ -151,5 +164,22 @@ def test_files_as_published_give_the_same_bits(name: str, native: Ops, tmp_path:
 def test_taps_interpolate_with_aligned_corners(side: int, count: int) -> None:
     table = torch.randn(1, 1, side, generator=torch.Generator().manual_seed(side))
     wanted = F.interpolate(table, size=count, mode="linear", align_corners=True)[0, 0]
-    found = sum(weights * table[0, 0, places] for places, weights in zip(*taps(count, side), strict=True))
+    _, places, weights = taps(count, side)
+    found = sum(weight * table[0, 0, place] for place, weight in zip(places, weights, strict=True))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("side", [1, 4, 32])
+@pytest.mark.parametrize("count", [1, 3, 5, 33, 131])
+def test_taps_between_places_of_equal_size_are_those_of_torch(side: int, count: int) -> None:
+    """Cubic ones as of `interpolate`, and linear ones as of `grid_sample` with zeros around the table."""
+    table = torch.randn(1, 1, side, side, generator=torch.Generator().manual_seed(side))
+    cubic, linear = cubic_taps(count, side), linear_taps(count, side)
+    wanted = F.interpolate(table, size=(count, count), mode="bicubic", align_corners=False)
+    found = interpolated(table.view(-1, 1), cubic, cubic).view(1, 1, count, count)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    at = (torch.arange(count) + 0.5) * 2 / count - 1
+    grid = torch.stack(torch.meshgrid(at, at, indexing="xy"), dim=-1).unsqueeze(0)
+    wanted = F.grid_sample(table, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    found = interpolated(table.view(-1, 1), linear, linear).view(1, 1, count, count)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)

@@ -21,15 +21,17 @@ from forebay.base.pixels import Size, num_tokens
 from forebay.families.config.model_config import config_from_folder
 from forebay.families.config.vision.base import HALVES
 from forebay.families.config.vision.pixtral import MEAN, STD
-from tests.models.outers import OUTERS, make_outer
+from tests.models.outers import OUTERS, make_outer, save_as_published
 from tests.models.tiny import VOCAB
 
 TYPES: Final = (
     "smolvlm",
     "idefics3",
     "internvl",
+    "kimi_k25",
     "lfm2_vl",
     "mistral3",
+    "muse_glimmer",
     "qwen2_5_vl",
     "qwen2_vl",
     "qwen3_5",
@@ -131,6 +133,8 @@ def oracle_inputs(
         return _qwen_inputs(tiles, config.vision_config.patch_size, means, deviations)
     if config.model_type == "mistral3":
         return _padded_inputs(numbers)
+    if config.model_type in ("kimi_k25", "muse_glimmer"):
+        return _grid_inputs(numbers, config)
     stacked = torch.stack(numbers).permute(0, 3, 1, 2)
     return {"pixel_values": stacked if config.model_type in ("gemma3", "internvl") else stacked.unsqueeze(0)}
 
@@ -164,6 +168,17 @@ def _gemma4_inputs(numbers: Sequence[Tensor], size: int) -> dict[str, Tensor]:
         "pixel_values": pad_sequence(patches, batch_first=True),
         "image_position_ids": pad_sequence(places, batch_first=True, padding_value=-1),
     }
+
+
+def _grid_inputs(numbers: Sequence[Tensor], config: Any) -> dict[str, Tensor]:
+    """Patches row by row, each channel by channel, and the grid of each image; for Muse Glimmer as often as its kernel
+    has frames."""
+    size = config.vision_config.patch_size
+    shapes, patches = _patches(numbers, size)
+    by_channel = torch.cat(patches).view(-1, size, size, 3).permute(0, 3, 1, 2)
+    if config.model_type == "muse_glimmer":
+        by_channel = by_channel.flatten(1).repeat(1, config.vision_config.patch_temporal)
+    return {"pixel_values": by_channel, "image_grid_thw": torch.tensor([(1, *shape) for shape in shapes])}
 
 
 def _padded_inputs(numbers: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -202,6 +217,8 @@ def tile_sizes(config: Any) -> tuple[Size, ...]:
         return (48, 48), (16, 32), (48, 16)
     if config.model_type in ("gemma4", "gemma4_unified"):
         return (32, 32), (16, 48), (48, 32)
+    if config.model_type in ("kimi_k25", "muse_glimmer"):
+        return (40, 40), (16, 48), (48, 8)
     edge = vision.image_size[0] if config.model_type == "internvl" else vision.image_size
     return ((edge, edge),)
 
@@ -243,7 +260,7 @@ def shared_visual(model_type: str) -> VisualModel:
         layers["deepstack_visual_indexes"] = [0, 2]
     oracle = make_outer(replace(case, vision={**case.vision, **layers}))
     folder = Path(tempfile.mkdtemp(prefix=f"forebay-{model_type}-"))
-    oracle.save_pretrained(folder)
+    save_as_published(oracle, case, folder)
     if is_qwen:
         oracle_vision = oracle.config.vision_config
         numbers = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": oracle_vision.patch_size}

@@ -14,7 +14,7 @@ from forebay.families.config.vision.gemma4 import Gemma4VisionConfig
 from forebay.layers.build import Parts
 from forebay.layers.encoder import MOST_SIZES
 from forebay.layers.gemma4_encoder import AveragesSpec, AxisPatchesSpec, Gemma4BlockSpec
-from forebay.layers.grid_encoder import Rotations
+from forebay.layers.grid_encoder import Rotations, RotationSpec
 from forebay.layers.params import Weights
 from forebay.layers.rotary import RopeTables
 from forebay.models.encoders.encoder import Encoder, State
@@ -68,7 +68,8 @@ class Gemma4Encoder(Encoder):
         self._blocks = [block.build(parts) for block in spec.blocks]
         self._averages = spec.averages.build(parts)
         assert not parts.kept, "an encoder keeps nothing"
-        self._rotations = Rotations(spec.blocks[0].head_dim, spec.theta, spec.num_positions, weights.device)
+        rotation = RotationSpec(theta=spec.theta, num_positions=spec.num_positions)
+        self._rotations = Rotations(rotation, spec.blocks[0].head_dim, weights.device)
         self._tile, self._device = lru_cache(MOST_SIZES)(self._tile_of), weights.device
 
     def begin(self, pixels: Tensor) -> State:

@@ -14,7 +14,7 @@ from forebay.families.config.vision.qwen import check_output_size
 from forebay.families.config.vision.qwen3 import Qwen3Config
 from forebay.layers.build import Parts
 from forebay.layers.encoder import MOST_SIZES
-from forebay.layers.grid_encoder import GridPatchesSpec, MergerSpec, RotaryBlockSpec, Rotations
+from forebay.layers.grid_encoder import GridPatchesSpec, MergerSpec, RotaryBlockSpec, Rotations, RotationSpec
 from forebay.layers.params import Weights
 from forebay.layers.rotary import RopeTables
 from forebay.models.encoders.encoder import Encoder, State
@@ -26,16 +26,14 @@ _VISION = "model.visual"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Qwen3Spec:
-    """Patches, blocks, and behind the last one the merger. `features` are the mergers behind the layers `deepstack`.
-    Patches are rotated with the base `rope_theta`, in up to `num_positions` rows and columns."""
+    """Patches, blocks, and behind the last one the merger. `features` are the mergers behind the layers `deepstack`."""
 
     patches: GridPatchesSpec
     blocks: tuple[RotaryBlockSpec, ...]
     merger: MergerSpec
     deepstack: tuple[int, ...]
     features: tuple[MergerSpec, ...]
-    rope_theta: float
-    num_positions: int
+    rotation: RotationSpec
 
     def build(self, ops: Ops, weights: Weights) -> Qwen3Encoder:
         """Return the encoder with its weights."""
@@ -43,16 +41,16 @@ class Qwen3Spec:
 
     def equations(self) -> Iterator[str]:
         """Yield what it computes, line by line."""
-        block, last, size = self.blocks[0], len(self.blocks) - 1, self.patches.size
+        block, last = self.blocks[0], len(self.blocks) - 1
         side, factor = self.patches.side, self.merger.factor
-        yield f"x = W patch + b + position[row, column]  (patches of {size} x {size} pixels)"
+        yield self.patches.equation
         yield f"  position: {side} x {side} learned ones, interpolated to the rows and columns of the image"
         yield f"\nlayers 0-{last}:" if last else "\nlayer 0:"
         yield "  x += attention(layernorm(x))"
         yield "  x += mlp(layernorm(x))"
         yield f"  attention(h) = Wo softmax({block.head_dim**-0.5:.4g} q·k) v + b  over all patches of an image"
         yield f"    q = R(Wq h + b), k = R(Wk h + b), v = Wv h + b; {block.num_heads} heads of {block.head_dim}"
-        yield f"    R: rotation by row and column, base {self.rope_theta:g}"
+        yield f"    R: rotation by row and column, base {self.rotation.theta:g}"
         yield f"  mlp(h) = Wd {block.mlp.equation} + b  of {block.intermediate_size:,}"
         squares = f"x of {factor} x {factor} patches"
         yield f"\nembedding[image] = W2 gelu(W1 layernorm({squares}) + b) + b"
@@ -71,8 +69,7 @@ class Qwen3Encoder(Encoder):
         self._blocks = [block.build(parts) for block in spec.blocks]
         self._merger = spec.merger.build(parts)
         self._features = [merger.build(parts) for merger in spec.features]
-        head_dim = spec.blocks[0].head_dim
-        self._rotations = Rotations(head_dim, spec.rope_theta, spec.num_positions, weights.device)
+        self._rotations = Rotations(spec.rotation, spec.blocks[0].head_dim, weights.device)
         self._tile = lru_cache(MOST_SIZES)(self._tile_of)
 
     def begin(self, pixels: Tensor) -> State:
@@ -119,8 +116,7 @@ def encoder_spec(config: ModelConfig) -> Qwen3Spec:
         merger=mergers[0],
         deepstack=vision.deepstack,
         features=tuple(mergers[1:]),
-        rope_theta=vision.rope_theta,
-        num_positions=vision.max_edge // vision.patch_size + 1,
+        rotation=RotationSpec(theta=vision.rope_theta, num_positions=vision.max_edge // vision.patch_size + 1),
     )
 
 

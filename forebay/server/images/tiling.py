@@ -12,6 +12,8 @@ from forebay.families.config.vision.gemma3 import PooledSiglipConfig
 from forebay.families.config.vision.gemma4 import Gemma4VisionConfig
 from forebay.families.config.vision.gemma4_unified import UnifiedVisionConfig
 from forebay.families.config.vision.internvl import InternVitConfig
+from forebay.families.config.vision.kimi_k25 import KimiVisionConfig
+from forebay.families.config.vision.muse_glimmer import MuseVisionConfig
 from forebay.families.config.vision.pixtral import PixtralConfig
 from forebay.families.config.vision.qwen2 import Qwen2Config
 from forebay.families.config.vision.qwen3 import Qwen3Config
@@ -24,16 +26,30 @@ from forebay.server.images.tilings.gemma3 import WholeSquare, whole_square
 from forebay.server.images.tilings.gemma4 import ScaledImage, scaled_image
 from forebay.server.images.tilings.idefics import SquareTiles, squares
 from forebay.server.images.tilings.internvl import GridTiles, grid_tiles
+from forebay.server.images.tilings.kimi_k25 import PaddedImage, padded_image
+from forebay.server.images.tilings.muse_glimmer import ClosestImage, closest_image
 from forebay.server.images.tilings.qwen import FittedImage, fitted_image
 from forebay.server.images.tilings.whole import WholeImage, whole_image
 
-Tiling: TypeAlias = SquareTiles | FlexTiles | GridTiles | WholeImage | WholeSquare | ScaledImage | FittedImage
+Tiling: TypeAlias = (
+    SquareTiles
+    | FlexTiles
+    | GridTiles
+    | WholeImage
+    | WholeSquare
+    | ScaledImage
+    | FittedImage
+    | PaddedImage
+    | ClosestImage
+)
 """A way of cutting with its parameters, told from others by its tag."""
 
 _READERS: Final[Mapping[type[VisionConfig], Callable[[ProcessorFiles, Any], Tiling]]] = {
     Gemma4VisionConfig: scaled_image,
     UnifiedVisionConfig: scaled_image,
     InternVitConfig: grid_tiles,
+    KimiVisionConfig: padded_image,
+    MuseVisionConfig: closest_image,
     PooledSiglipConfig: whole_square,
     Qwen2Config: fitted_image,
     Qwen3Config: fitted_image,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import itertools
 import math
 from collections.abc import Collection
 from functools import lru_cache
@@ -22,6 +23,6 @@ def extracted(module: str, owner: str, names: Collection[str]) -> Any:
     own = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner)
     own.bases, own.decorator_list = [], []
     own.body = [node for node in own.body if isinstance(node, ast.FunctionDef) and node.name in names]
-    found: dict[str, Any] = {"math": math, "lru_cache": lru_cache}
+    found: dict[str, Any] = {"itertools": itertools, "math": math, "lru_cache": lru_cache}
     exec(compile(ast.Module(body=[*functions, own], type_ignores=[]), module, "exec"), found)
     return found[owner]

@@ -12,6 +12,8 @@ from forebay.families.config.vision.gemma3 import pooled_siglip
 from forebay.families.config.vision.gemma4 import gemma4
 from forebay.families.config.vision.gemma4_unified import gemma4_unified
 from forebay.families.config.vision.internvl import internvl
+from forebay.families.config.vision.kimi_k25 import kimi_k25
+from forebay.families.config.vision.muse_glimmer import muse_glimmer
 from forebay.families.config.vision.pixtral import pixtral
 from forebay.families.config.vision.qwen2 import qwen2_5_vl, qwen2_vl
 from forebay.families.config.vision.qwen3 import qwen3_5, qwen3_vl
@@ -24,8 +26,10 @@ _READERS: Final[Mapping[str, Callable[[Fields, Fields, int], Vision]]] = {
     "gemma4_unified": gemma4_unified,
     "idefics3": siglip,
     "internvl": internvl,
+    "kimi_k25": kimi_k25,
     "lfm2_vl": siglip2,
     "mistral3": pixtral,
+    "muse_glimmer": muse_glimmer,
     "qwen2_5_vl": qwen2_5_vl,
     "qwen2_vl": qwen2_vl,
     "qwen3_5": qwen3_5,

@@ -155,6 +155,16 @@ def check_heads(config: VisionConfig, where: str) -> None:
         raise ModelError(f"{where}: {config.hidden_size} dimensions do not divide into {config.num_heads} heads")
 
 
+def check_tile_bytes(config: VisionConfig, where: str) -> None:
+    """Raise ModelError if the pixels of a tile may take more than `MAX_TILE_BYTES`."""
+    edge = config.token_edge
+    if config.max_tokens * edge**2 * CHANNELS > MAX_TILE_BYTES:
+        raise ModelError(
+            f"{where}: images of {config.max_tokens} tokens of {edge} x {edge} pixels are too large: at most "
+            f"{MAX_TILE_BYTES} bytes of an image are encoded"
+        )
+
+
 def pixel_numbers(
     processor: Fields, mean: Channels = HALVES, std: Channels = HALVES
 ) -> tuple[float, Channels, Channels]:

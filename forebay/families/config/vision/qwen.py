@@ -92,14 +92,15 @@ def common_fields(
         "rescale": rescale,
         "mean": mean,
         "std": std,
-        "rope_theta": _rope_theta(own),
+        "rope_theta": rope_theta(own),
         "depth": own.size("temporal_patch_size", default=2, most=16),
         "min_pixels": min_pixels,
         "max_pixels": max_pixels,
     }
 
 
-def _rope_theta(own: Fields) -> float:
+def rope_theta(own: Fields) -> float:
+    """Read the base of the rotation by row and column. Raises ModelError."""
     rope = own.get("rope_parameters") or {}
     if not isinstance(rope, dict) or rope.get("rope_type", "axial") != "axial":
         raise own.wrong("rope_parameters", "an object whose rope_type is axial")
