@@ -57,7 +57,7 @@ def compared(name: str, beside: Beside, verification: Verification) -> Outcome:
     """Return the outcome for all plain questions of a verification that has asked them alone."""
     findings, margin, apart = Findings(), 0.0, 0.0
     bound = _MARGINS.get(str(verification.config.types.dtype), _MARGIN)
-    for question, answer in zip(verification.questions, verification.alone, strict=True):
+    for question, answer in zip(verification.questions, verification.baseline.alone, strict=True):
         if not is_plain(question) or not question.prompt or not answer.tokens:
             continue
         places = beside.places(question.prompt, answer.tokens, _said(answer))

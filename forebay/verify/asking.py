@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from forebay.base.errors import from_code
+from forebay.base.errors import Unavailable, from_code
 from forebay.config.engine_config import EngineConfig
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.engine.lifecycle.launch import launch
@@ -135,10 +135,23 @@ class Engines:
         self._adapters = {name: (name, path) for name, path in adapters.items()}  # the name that each has now
         self._decoding: dict[int, Answer] = {}  # by the request's id
         self._rooms = 0
+        self._limit, self._silence_s = asyncio.timeout(None), 0.0
 
     @property
     def num_interrupted(self) -> int:
         return sum(answer.interrupted for _, answer in self.all)
+
+    @asynccontextmanager
+    async def limited(self, silence_s: float) -> AsyncIterator[None]:
+        """Raise Unavailable if no request gets a token for `silence_s` seconds inside the block."""
+        self._limit, self._silence_s = asyncio.timeout(silence_s), silence_s
+        try:
+            async with self._limit:
+                yield
+        except TimeoutError:
+            raise Unavailable(f"no request got a token for {silence_s:.0f} s: the engine hangs") from None
+        finally:
+            self._limit = asyncio.timeout(None)
 
     def rotate(self) -> None:
         """Ask the questions in another order from now on: the last question is the first to be retracted. Each question
@@ -169,6 +182,8 @@ class Engines:
     def _note_decoding(self, request_id: int, answer: Answer) -> None:
         """Count a request among those that decode, and update the concurrency of each."""
         self._decoding[request_id] = answer
+        if self._limit.when() is not None and not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time() + self._silence_s)
         num_decoding = len(self._decoding)
         self.most_at_once = max(self.most_at_once, num_decoding)
         for other in self._decoding.values():

@@ -37,6 +37,8 @@ from forebay.verify.verdict import Verdict, first_error
 
 TIERS: Final = "hisparse_"  # settings of the host tier and of hot buffers, for the circumstances that have them
 _CLUSTER_KEY: Final = secrets.token_bytes(32)
+SILENCE_S: Final = 120.0  # without a token of any request
+_ALONE: Final = 10
 MOST_ROUNDS: Final = 8  # of asking everything; one or two are enough for most circumstances
 
 
@@ -53,14 +55,31 @@ class Outcome:
     blame: Blame | None = None  # of one that differs, if it has several settings
 
 
+@dataclass(slots=True)
+class Baseline:
+    """The answers that questions got alone, and the questions `derived` of them; of questions with adapters and with
+    pictures once a circumstance needs them. `kinds` are those of cache that the model has. `seconds`: wall time."""
+
+    alone: list[Answer] = field(default_factory=list)
+    derived: list[Question] = field(default_factory=list)
+    derived_alone: list[Answer] = field(default_factory=list)
+    adapted_alone: list[Answer] = field(default_factory=list)
+    pictured_alone: list[Answer] = field(default_factory=list)
+    kinds: frozenset[str] = frozenset()
+    seconds: float = 0.0
+
+
 class Verification:
     """A verification of the model, compute and speculation that `given` names: settings, of which circumstances decide
-    others.
+    others. The engine counts as hung if no request gets a token for `silence_s` seconds plus the time that all answers
+    took alone; alone, for ten times `silence_s`.
 
     Raises ConfigError and ModelError if the settings cannot work.
     """
 
-    def __init__(self, given: Mapping[str, Value], *, num: int, max_tokens: int, seed: int) -> None:
+    def __init__(
+        self, given: Mapping[str, Value], *, num: int, max_tokens: int, seed: int, silence_s: float = SILENCE_S
+    ) -> None:
         guess = {name: value for name, value in given.items() if name.startswith(PREFIX)}
         tiers = {name: value for name, value in given.items() if name.startswith(TIERS)}
         self._given = {name: value for name, value in given.items() if name not in guess and name not in tiers}
@@ -89,24 +108,36 @@ class Verification:
         without = circumstances(room, guess, num_threads, self._in_tiers(tiers))
         pictures = with_pictures(Room(self._pictured, memory.page_size)) if self._pictured else []
         self.circumstances = [*without, *with_adapters(beside, guess), *pictures]
-        self.alone: list[Answer] = []
-        self._adapted_alone: list[Answer] = []
-        self._pictured_alone: list[Answer] = []
-        self.derived: list[Question] = []  # from answers, once these are there
-        self._derived_alone: list[Answer] = []
-        self.kinds = frozenset[str]()  # of cache that the model has, once it was asked
+        self.baseline = Baseline()
+        self._silence_s = silence_s
 
     async def ask_alone(self) -> None:
         """Run each question alone and store the answers as the baseline, then the questions made of these answers."""
-        self.alone = await self._ask_alone(self.questions, self._roomy[0], NONE)
-        self.derived = derived(self.questions, [answer.tokens for answer in self.alone])
-        if self.derived:
-            self._derived_alone = await self._ask_alone(self.derived, self._roomy[0], NONE)
+        base = self.baseline
+        base.alone = await self._ask_alone(self.questions, self._roomy[0], NONE)
+        base.derived = derived(self.questions, [answer.tokens for answer in base.alone])
+        if base.derived:
+            base.derived_alone = await self._ask_alone(base.derived, self._roomy[0], NONE)
+
+    async def ask_alone_for(self, circumstance: Circumstance) -> None:
+        """Run the questions of a circumstance that are of no other alone, if they have not run yet."""
+        base = self.baseline
+        if circumstance.pictured and not base.pictured_alone:
+            asked = self._pictured[: len(self.questions)]
+            base.pictured_alone = [*await self._ask_alone(asked, self._roomy[2], NONE), *base.alone]
+        if circumstance.adapted and not base.adapted_alone:
+            with made_adapters(self.config.model_path, self._seed) as paths:
+                asked, flags = self._adapted[: len(self.questions)], {**self._roomy[1], **settings(paths)}
+                base.adapted_alone = [*await self._ask_alone(asked, flags, paths), *base.alone]
 
     async def _ask_alone(self, questions: Sequence[Question], flags: Flags, paths: Mapping[str, Path]) -> list[Answer]:
         async with started([self._resolved(flags)], questions, adapters=paths) as engines:
-            self.kinds = frozenset([*engines.engine.info.slot_bytes, *([PICTURES] if self._pictured else [])])
-            await engines.ask_one_by_one()
+            kinds = [*engines.engine.info.slot_bytes, *([PICTURES] if self._pictured else [])]
+            self.baseline.kinds = frozenset(kinds)
+            began = time.monotonic()
+            async with engines.limited(_ALONE * self._silence_s):
+                await engines.ask_one_by_one()
+            self.baseline.seconds += time.monotonic() - began
             return [engines.answers[number] for number in range(len(questions))]
 
     async def outcome(self, circumstance: Circumstance) -> Outcome:
@@ -135,7 +166,8 @@ class Verification:
         try:
             async with self._engines(circumstance) as engines:
                 findings = engines.findings
-                num_rounds, missing = await _play(circumstance, engines, most_rounds)
+                async with engines.limited(self._silence_s + self.baseline.seconds):
+                    num_rounds, missing = await _play(circumstance, engines, most_rounds)
                 shown = circumstance.shown(engines, await engines.counters())
         except (ConfigError, ModelError) as error:
             return Outcome(name, Verdict.LEFT_OUT, error.message)
@@ -152,32 +184,23 @@ class Verification:
     @asynccontextmanager
     async def _engines(self, circumstance: Circumstance) -> AsyncIterator[Engines]:
         """The engines of a circumstance, with adapters if it has some, whose answers alone are generated once."""
-        sides = [side for side in (circumstance.flags, circumstance.prefill_flags) if side] or [{}]
+        await self.ask_alone_for(circumstance)
+        base, sides = self.baseline, [side for side in (circumstance.flags, circumstance.prefill_flags) if side] or [{}]
+        if circumstance.adapted:
+            with made_adapters(self.config.model_path, self._seed) as paths:
+                with_paths = {**self._roomy[1], **settings(paths)}
+                configs = self._configs(sides, with_paths, self._adapted, base.adapted_alone)
+                async with started(configs, self._adapted, base.adapted_alone, paths) as engines:
+                    yield engines
+            return
+        common, questions, alone = self._roomy[0], self.questions, base.alone
         if circumstance.pictured:
-            num, common = len(self.questions), self._roomy[2]
-            if not self._pictured_alone:
-                self._pictured_alone = [*await self._ask_alone(self._pictured[:num], common, NONE), *self.alone]
-            configs = self._configs(sides, common, self._pictured, self._pictured_alone)
-            async with started(configs, self._pictured, self._pictured_alone) as engines:
-                yield engines
-            return
-        if not circumstance.adapted:
-            questions, alone = self.questions, self.alone
-            if circumstance.asks_derived:
-                questions, alone = [*questions, *self.derived], [*alone, *self._derived_alone]
-            configs = self._configs(sides, self._roomy[0], questions, alone)
-            async with started(configs, questions, alone) as engines:
-                yield engines
-            return
-        with made_adapters(self.config.model_path, self._seed) as paths:
-            common = {**self._roomy[1], **settings(paths)}
-            if not self._adapted_alone:
-                num = len(self.questions)
-                found = await self._ask_alone(self._adapted[:num], common, paths)
-                self._adapted_alone = [*found, *self.alone]
-            configs = self._configs(sides, common, self._adapted, self._adapted_alone)
-            async with started(configs, self._adapted, self._adapted_alone, paths) as engines:
-                yield engines
+            common, questions, alone = self._roomy[2], self._pictured, base.pictured_alone
+        elif circumstance.asks_derived:
+            questions, alone = [*questions, *base.derived], [*alone, *base.derived_alone]
+        configs = self._configs(sides, common, questions, alone)
+        async with started(configs, questions, alone) as engines:
+            yield engines
 
     def _configs(
         self, sides: Sequence[Flags], common: Flags, questions: Sequence[Question], alone: Sequence[Answer]

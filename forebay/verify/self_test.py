@@ -64,7 +64,7 @@ async def self_test(verification: Verification, faults: Sequence[PlantedFault] =
     by_name = {one.name: one for one in verification.circumstances}
     clean: dict[str, Detection | None] = {}
     for planted in faults:
-        if planted.needs and planted.needs not in verification.kinds:
+        if planted.needs and planted.needs not in verification.baseline.kinds:
             yield Detection(planted, Found.LEFT_OUT, f"the model has no {planted.needs}")
             continue
         circumstance = by_name[planted.circumstance]

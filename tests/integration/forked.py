@@ -21,7 +21,7 @@ import struct
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -90,18 +90,10 @@ class Forked:
 class Stock:
     """The process that has imported everything. It ends with `close`, and with this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin: Callable[[socket.socket], subprocess.Popen[bytes]] | None = None) -> None:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", "tests.integration.forked", str(theirs.fileno()), _ROOM]
-            self._process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**_VARIABLES, "PYTHONUNBUFFERED": "1"},
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            self._process = (begin or _new_interpreter)(theirs)
 
     def start(
         self,
@@ -126,6 +118,25 @@ class Stock:
         self._sock.close()
         self._process.kill()  # it may still import
         self._process.wait()
+
+
+def _new_interpreter(sock: socket.socket) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.integration.forked", str(sock.fileno()), _ROOM],
+        cwd=ROOT,
+        env={**_VARIABLES, "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        pass_fds=[sock.fileno()],
+        start_new_session=True,
+    )
+
+
+def this_process(sock: socket.socket) -> subprocess.Popen[bytes]:
+    """Fork this process, which has imported what an engine needs, to be the stock."""
+    pid = os.fork()
+    if pid == 0:
+        _run_stock(sock, [ENGINE])
+    return _Child(pid)
 
 
 @cache
@@ -155,18 +166,23 @@ def start_engine(arguments: Sequence[str], *, descriptors: Sequence[int], **how:
     """Start what `forebay.base.child.start` does. The engine of a process of the suite is forked from its stock."""
     if not {*ENGINES} & {*arguments} or not can_fork(os.environ):
         return _START(arguments, descriptors=descriptors, **how)
-    return stock().start(arguments, child.environment(), output=_STDERR, descriptors=descriptors)
+    return fork_engine(stock(), arguments, descriptors=descriptors)
+
+
+def fork_engine(stock: Stock, arguments: Sequence[str], *, descriptors: Sequence[int], **how: Any) -> Any:
+    """Fork an engine from a stock."""
+    return stock.start(arguments, child.environment(), output=_STDERR, descriptors=descriptors)
 
 
 def _module(arguments: Sequence[str]) -> str:
     return arguments[arguments.index("-m") + 1]
 
 
-def _run_stock(sock: socket.socket) -> NoReturn:
+def _run_stock(sock: socket.socket, modules: Sequence[str] = IMPORTED) -> NoReturn:
     """Import everything, then fork for each message."""
     # Libraries have threads that wait for work. They survive no fork, and start anew when there is some.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-    for name in IMPORTED:
+    for name in modules:
         importlib.import_module(name)
     while _readable(sock):
         message, files, *_ = socket.recv_fds(sock, 1 << 20, _MOST_FILES)

@@ -3,35 +3,43 @@
     nice python -m tests.mutants score
     nice python -m tests.mutants score radix --seed 1 --count 12
     nice python -m tests.mutants score --into score.txt     # begun again, it goes on behind the last one
+    nice python -m tests.mutants score --into score.txt --again --rounds 4     # those that were missed
 
 Each mutant is tried in a copy of the package: an interpreter imports the engine once, and forks one for each
-circumstance, those first that find most. A mutant counts as found if a circumstance differs or fails, or no answer can
-be had alone; without a mutant there must be nothing. One that takes longer than its time is counted apart. `silent.py`
-names the mutants that change no token of these models, with reasons: they are not tried, unless `--all` is given.
+circumstance in which the changed statements are reached (`reached.py`), those first that find most. A mutant counts as
+found if a circumstance differs or fails, or no answer can be had alone; without a mutant there must be nothing. If it
+takes longer than its time, it is counted apart. `silent.py` names the mutants that change no token of these models,
+with reasons: they are not tried, unless `--all` is given.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
+import json
+import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from forebay.base import child
 from forebay.cli.main import main as forebay
-from forebay.verify.circumstances import Circumstance
+from forebay.verify.circumstances import Circumstance, Flags
 from forebay.verify.run import Verification
 from forebay.verify.verdict import Verdict
-from tests.integration.forked import close_stock, start_engine
-from tests.mutants.mutant import Mutant, Overlay, Stale, tried
+from tests.integration.forked import ENGINE, Stock, fork_engine, this_process
+from tests.mutants import reached
+from tests.mutants.mutant import REPOSITORY, Mutant, Overlay, Stale, tried
+from tests.mutants.reached import ALONE, Reached, changed_statements, probed
 from tests.mutants.silent import SILENT
 
 AREAS: Final = ("memory/", "scheduler/", "runtime/")
@@ -41,11 +49,13 @@ OF_TOKENS: Final = frozenset({"C6", "C13", "C14", "C15", "C16", "C18", "C19", "C
 MODELS: Final = {"": "falcon_h1", "window": "gpt_oss", "ring": "deepseek_v4", "resident": "glm_moe_dsa"}
 HANGS: Final = "hangs"
 MISSED: Final = "missed"
+NOT_REACHED: Final = "missed, not reached"
 STALE: Final = "STALE"
 _SEPARATOR: Final = " | "
-_LIMIT_S: Final = 300
-_ROUNDS: Final = 2  # of asking everything in one circumstance
+_LIMIT_S: Final = 600
+_SILENCE_S: Final = 10.0  # of small models: an engine without a token for so long hangs
 _FIRST: Final = ("all of it", "cache", "retracted", "adapters loaded", "speculative", "apart, tcp")  # words of names
+_KEPT: Final = REPOSITORY / "build" / "mutants" / "score"
 
 
 def drawn(mutants: Sequence[Mutant], seed: int | None, count: int | None) -> list[Mutant]:
@@ -64,18 +74,25 @@ def family_of(mutant: Mutant) -> str:
     return named[-1] if named else MODELS[""]
 
 
-def outcome(folder: Path, overlay: Overlay, mutant: Mutant) -> str:
+def outcome(folder: Path, found: Reached, rounds: int, overlay: Overlay, mutant: Mutant) -> str:
     """Return where the mutant is found, `missed`, or why it could not be tried."""
     try:
         with overlay.changed(mutant.file, mutant.text):
-            return verified(folder, overlay, family_of(mutant))
+            if where := found.by(mutant):
+                return verified(overlay, _asked(folder, where, rounds))
+            return NOT_REACHED
     except Stale as stale:
         return f"{STALE} {stale}"
 
 
-def verified(folder: Path, overlay: Overlay, family: str) -> str:
+def _asked(folder: Path, where: set[str], rounds: int) -> dict[str, Any]:
+    """Return what the process with a mutant verifies."""
+    return {"folder": str(folder), "where": sorted(where), "rounds": rounds, "probes": ""}
+
+
+def verified(overlay: Overlay, asked: Mapping[str, Any]) -> str:
     """Return where the package of `overlay` is found to be faulty, or `missed`."""
-    arguments = ["-m", "tests.mutants.score", str(folder / family)]
+    arguments = ["-m", "tests.mutants.score", json.dumps(asked)]
     try:
         done = overlay.python(arguments, {"PYTHONPATH": str(overlay.root)}, _LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -84,14 +101,49 @@ def verified(folder: Path, overlay: Overlay, family: str) -> str:
     return where if done.returncode else MISSED
 
 
-async def first_found(model: str) -> str:
-    """Return the first circumstance that differs or fails with this package, "" for none."""
-    verification = Verification({"model_path": model}, num=8, max_tokens=24, seed=0)
+async def first_found(folder: str, where: Sequence[str], rounds: int, probes: str) -> str:
+    """Return the first circumstance of `where` that differs or fails with this package, "" for none. With `probes`, a
+    folder, write what each circumstance reaches instead, and the answers that are given alone."""
+    model, kept = Path(folder), Path(folder) / "reached"
+    given: Flags = {"model_path": str(model), "num_threads": 1}
+    verification = Verification(given, num=8, max_tokens=24, seed=0, silence_s=_SILENCE_S)
+    in_order = sorted(verification.circumstances, key=_place)
+    if probes:
+        return await _recorded(verification, in_order, Path(probes), kept)
+    if ALONE in where:
+        await verification.ask_alone()
+    else:
+        verification.baseline = Reached.read(kept).baseline
+    for circumstance in in_order:
+        if circumstance.name in where:
+            found = await verification.first_difference(circumstance, rounds)
+            if found.verdict in (Verdict.DIFFERENT, Verdict.FAILED):
+                return f"{found.name}: {found.verdict}"
+    return ""
+
+
+async def _recorded(verification: Verification, in_order: Sequence[Circumstance], probes: Path, kept: Path) -> str:
+    """Write what is reached alone and in each circumstance. Return the first circumstance that differs or fails."""
+    numbers = {int(number): (file, line) for number, file, line in json.loads((probes / "places").read_text())}
+    lines = {}
+
+    def moved(name: str) -> None:
+        hits = [path for path in probes.iterdir() if path.name.isdigit()]
+        lines[name] = frozenset(numbers[int(path.name)] for path in hits)
+        for path in hits:
+            path.unlink()
+
+    os.environ[reached.FOLDER] = str(probes)
     await verification.ask_alone()
-    for circumstance in sorted(verification.circumstances, key=_place):
-        found = await verification.first_difference(circumstance, _ROUNDS)
+    for circumstance in in_order:
+        await verification.ask_alone_for(circumstance)
+    moved(ALONE)
+    for circumstance in in_order:
+        found = await verification.first_difference(circumstance, 1)
         if found.verdict in (Verdict.DIFFERENT, Verdict.FAILED):
             return f"{found.name}: {found.verdict}"
+        moved(circumstance.name)
+    Reached([one.name for one in in_order], verification.baseline, lines).write(kept)
     return ""
 
 
@@ -101,7 +153,7 @@ def _place(circumstance: Circumstance) -> int:
 
 def summary_of(results: Sequence[str], num_silent: int) -> str:
     """Return how many were found of how many, and of those that are no part of the score."""
-    counts = Counter(result if result in (MISSED, HANGS) else result.split()[0] for result in results)
+    counts = Counter(result if result == HANGS else result.split()[0].rstrip(",") for result in results)
     num_tried = len(results) - counts[STALE]
     num_found = num_tried - counts[MISSED] - counts[HANGS]
     return (
@@ -128,15 +180,58 @@ class Results:
                 file.write(f"{line}\n")
 
 
-def _try_on(family: str, mutants: Sequence[Mutant], folder: Path, jobs: int, results: Results) -> None:
+def _try_on(
+    family: str,
+    mutants: Sequence[Mutant],
+    everything: Sequence[Mutant],
+    folder: Path,
+    jobs: int,
+    rounds: int,
+    results: Results,
+) -> None:
     """Find the outcome of each mutant on a model of this family, unless something is found without one."""
-    forebay(["models", "make", "--like", family, "--out", str(folder / family), "--hidden-size", "64"])
-    ((_, clean),) = tried([family], partial(verified, folder), 1)
-    if clean != MISSED:
+    forebay(["models", "make", "--like", family, "--out", str(folder), "--hidden-size", "64"])
+    if clean := reached_of(family, everything, folder):
         print(f"{family} without a mutant: {clean}; {len(mutants)} mutants are not tried", flush=True)
         return
-    for mutant, result in tried(mutants, partial(outcome, folder), jobs):
+    found = Reached.read(folder / "reached")
+
+    for mutant, result in tried(mutants, partial(outcome, folder, found, rounds), jobs):
         results.add(mutant.rule, result)
+
+
+def reached_of(family: str, mutants: Sequence[Mutant], folder: Path) -> str:
+    """Write what verification of `folder` reaches of the statements that `mutants` change, unless that is known of this
+    source. Return what is found without a mutant, "" for nothing."""
+    sources = {one.file: (REPOSITORY / "forebay" / one.file).read_text() for one in mutants}
+    places = sorted(
+        {(one.file, line) for one in mutants for line in changed_statements(sources[one.file], one) if line is not None}
+    )
+    kept = _KEPT / f"{family}-{_digest(json.dumps(places))}"
+    if not kept.exists():
+        ((_, clean),) = tried([places], partial(_probe, folder, sources), 1)
+        if clean != MISSED:
+            return clean
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / "reached", kept)
+    shutil.copy(kept, folder / "reached")
+    return ""
+
+
+def _probe(folder: Path, sources: Mapping[str, str], overlay: Overlay, places: Sequence[tuple[str, int]]) -> str:
+    """Verify a copy with a probe at each place; return what is found."""
+    probes = overlay.root / "probes"
+    probes.mkdir()
+    (probes / "places").write_text(json.dumps([(number, *place) for number, place in enumerate(places)]))
+    for file, source in sources.items():
+        numbers = {line: number for number, (name, line) in enumerate(places) if name == file}
+        (overlay.root / "forebay" / file).write_text(probed(source, numbers))
+    return verified(overlay, {**_asked(folder, set(), 2), "probes": str(probes)})
+
+
+def _digest(text: str) -> str:
+    files = sorted([*(REPOSITORY / "forebay").rglob("*.py"), Path(__file__)])
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files) + text.encode()).hexdigest()[:16]
 
 
 def main(arguments: Sequence[str], mutants: Sequence[Mutant]) -> int:
@@ -147,27 +242,34 @@ def main(arguments: Sequence[str], mutants: Sequence[Mutant]) -> int:
     parser.add_argument("--count", type=int, help="how many are drawn")
     parser.add_argument("--all", action="store_true", help="those that change no token, too")
     parser.add_argument("--into", default="", metavar="FILE", help="keep outcomes here, and try only what it lacks")
+    parser.add_argument("--again", action="store_true", help="those that were missed in --into, too")
+    parser.add_argument("--most", type=int, metavar="N", help="try only so many now")
+    parser.add_argument("--rounds", type=int, default=2, help="of asking everything in one circumstance")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args(arguments)
     wanted = [one for one in mutants if not options.words or any(w in f"{one.file} {one.rule}" for w in options.words)]
     found = drawn(wanted, options.seed, options.count)
     chosen = [one for one in found if options.all or one.rule not in SILENT]
     results = Results(options.into)
-    left = [one for one in chosen if one.rule not in results.of]
+    done = {rule for rule, result in results.of.items() if not (options.again and result.startswith((MISSED, HANGS)))}
+    left = [one for one in chosen if one.rule not in done][: options.most]
+    everything = drawn(mutants, None, None)
     with tempfile.TemporaryDirectory() as folder:
         for family, _ in Counter(map(family_of, left)).most_common():
             of_family = [one for one in left if family_of(one) == family]
-            _try_on(family, of_family, Path(folder), options.jobs, results)
+            _try_on(family, of_family, everything, Path(folder) / family, options.jobs, options.rounds, results)
     outcomes = [results.of[one.rule] for one in chosen if one.rule in results.of]
     print(summary_of(outcomes, len(found) - len(chosen)))
     return 0
 
 
 if __name__ == "__main__":
-    child.start = start_engine
+    __import__(ENGINE, fromlist=["main"])
+    stock = Stock(this_process)
+    child.start = partial(fork_engine, stock)
     try:
-        where = asyncio.run(first_found(sys.argv[1]))
+        where = asyncio.run(first_found(**json.loads(sys.argv[1])))
     finally:
-        close_stock()
+        stock.close()
     print(where)
     sys.exit(int(bool(where)))

@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from tests.mutants import MUTANTS, score
-from tests.mutants.mutant import Overlay, Stale
+from tests.mutants.mutant import Mutant, Overlay, Stale
+from tests.mutants.reached import Reached
 from tests.mutants.silent import SILENT
 
 
@@ -22,6 +23,13 @@ def test_score_draws_the_same_mutants_of_the_engine_for_a_seed() -> None:
     assert all(mutant.file.startswith(("memory/", "scheduler/", "runtime/")) for mutant in found)
     assert all(score.OF_TOKENS.intersection(mutant.contracts) for mutant in found)
     assert len(score.drawn(MUTANTS, None, None)) < len(MUTANTS)
+
+
+class Everywhere(Reached):
+    """All circumstances reach every statement."""
+
+    def by(self, mutant: Mutant) -> set[str]:
+        return {*self.names}
 
 
 class FakeOverlay:
@@ -55,7 +63,15 @@ class FakeOverlay:
     ],
 )
 def test_score_counts_a_mutant_as_found_unless_every_circumstance_is_the_same(ended: Any, result: str) -> None:
-    assert score.outcome(Path(), cast(Overlay, FakeOverlay(ended)), MUTANTS[0]) == result
+    everywhere = Everywhere(["retracted"])
+    assert score.outcome(Path(), everywhere, 2, cast(Overlay, FakeOverlay(ended)), MUTANTS[0]) == result
+
+
+def test_score_mutant_that_nothing_reaches_is_missed_without_a_run() -> None:
+    overlay = FakeOverlay(AssertionError("a run"))
+    found = score.outcome(Path(), Everywhere([]), 2, cast(Overlay, overlay), MUTANTS[0])
+    assert found == score.NOT_REACHED
+    assert score.summary_of([found], 0).startswith("found by forebay verify: 0 of 1, 0 more")
 
 
 def test_mutants_that_change_no_token_are_among_those_of_tokens() -> None:

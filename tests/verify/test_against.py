@@ -14,7 +14,7 @@ from forebay.base.errors import ConfigError
 from forebay.cli.main import main
 from forebay.requests.sampling_params import Grammar, GrammarKind, SamplingParams
 from forebay.verify.against import against_transformers, compared, is_plain
-from forebay.verify.run import Verification
+from forebay.verify.run import Baseline, Verification
 from forebay.verify.verdict import Verdict
 from tests.verify.test_verify import QUESTION, said, small_model
 
@@ -52,7 +52,7 @@ def test_answer_differs_from_the_first_token_below_the_margin_of_its_type(
     verification: Any = SimpleNamespace(
         config=SimpleNamespace(types=SimpleNamespace(dtype=dtype)),
         questions=[QUESTION._replace(params=SamplingParams(temperature=0.0)), QUESTION],
-        alone=[said([5, 6]), said([5, 6])],
+        baseline=Baseline([said([5, 6]), said([5, 6])]),
     )
     beside: Any = SimpleNamespace(places=lambda prompt, tokens, reported: places)
     outcome = compared("against", beside, cast(Verification, verification))

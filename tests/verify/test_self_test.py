@@ -15,7 +15,7 @@ from forebay.cli.verify_self_test import exit_code
 from forebay.engine.loop.planted import PLANTS, plant_armed
 from forebay.verify.circumstances import Circumstance
 from forebay.verify.pictures import PICTURES
-from forebay.verify.run import Outcome, Verification
+from forebay.verify.run import Baseline, Outcome, Verification
 from forebay.verify.self_test import FAULTS, Detection, Found, self_test
 from forebay.verify.verdict import Verdict
 from tests.verify.test_verify import small_model, tokenizer
@@ -59,7 +59,7 @@ class FakeVerification(Verification):
     """Circumstances with given verdicts, without a fault and by the fault that is armed."""
 
     def __init__(self, clean: Verdict, by_fault: dict[str, Verdict], kinds: frozenset[str] = frozenset()) -> None:
-        self.clean, self.by_fault, self.kinds = clean, by_fault, kinds
+        self.clean, self.by_fault, self.baseline = clean, by_fault, Baseline(kinds=kinds)
         names = dict.fromkeys(one.circumstance for one in FAULTS)
         self.circumstances = [Circumstance(name, {}, *[None] * 3) for name in names]  # type: ignore[list-item]
         self.num_clean = 0

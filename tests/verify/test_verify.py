@@ -125,8 +125,8 @@ async def test_verify_asks_questions_made_of_answers_alone_and_where_they_matter
     monkeypatch.setattr(run, "started", without_processes)
     verification = Verification({"model_path": str(small_model)}, num=16, max_tokens=8, seed=0)
     await verification.ask_alone()
-    assert (len(verification.questions), len(verification.derived)) == (16, 7)
-    assert verification.derived[0].prompt[-3] == 5, "inside the answer 5, 6, 7"
+    assert (len(verification.questions), len(verification.baseline.derived)) == (16, 7)
+    assert verification.baseline.derived[0].prompt[-3] == 5, "inside the answer 5, 6, 7"
     assert verification._roomy[0]["max_running_requests"] == 23
     asked = {}
 
@@ -225,6 +225,33 @@ async def without_processes(
 
     engines.counters, engines.ask = counters, ask  # type: ignore[method-assign, assignment]
     yield engines
+
+
+async def test_engine_without_a_token_for_the_limit_is_a_failure_that_says_so(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(engines: Engines) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(run, "started", without_processes)
+    verification = Verification({"model_path": str(small_model)}, num=2, max_tokens=8, seed=0, silence_s=0.0)
+    verification.baseline.alone = [said([5, 6])] * 2
+    alone = verification.circumstances[0]
+    outcome = await verification.outcome(replace(alone, play=play))
+    assert outcome.verdict is Verdict.FAILED
+    assert outcome.what == "no request got a token for 0 s: the engine hangs"
+
+
+async def test_each_token_of_any_request_extends_the_limit(small_model: Path) -> None:
+    verification = Verification({"model_path": str(small_model)}, num=2, max_tokens=8, seed=0)
+    async with without_processes([verification.config], [QUESTION]) as engines:
+        async with engines.limited(1e3):
+            first = engines._limit.when()
+            await asyncio.sleep(0)
+            engines._note_decoding(1, said([5]))
+            assert first is not None
+            assert (engines._limit.when() or 0.0) > first
+        engines._note_decoding(1, said([5]))  # outside of the block
 
 
 @pytest.mark.parametrize("json_wanted", [False, True], ids=["text", "json"])
@@ -353,7 +380,7 @@ async def test_verify_that_differs_runs_parts_of_its_settings_in_engines_of_thei
 
     monkeypatch.setattr(run, "started", without_processes)
     verification = Verification({"model_path": str(small_model)}, num=2, max_tokens=8, seed=0)
-    verification.alone = [said([5, 6])] * 2
+    verification.baseline.alone = [said([5, 6])] * 2
     settings: Settings = {"page size": {"page_size": 1}, "steps ahead": {"overlap_depth": 1}}
     several = Circumstance("several", settings, play, lambda engines, count: "so far", lambda *one: len(configs) >= 3)
     outcome = await verification.outcome(several)
