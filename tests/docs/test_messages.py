@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import ast
 import re
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from types import CodeType
 
 from forebay.memory.miss_reason import MissReason
 from scripts.site import errors
-from scripts.site.pages import DOCS
+from scripts.site.pages import DOCS, ROOT
 
 PAGE = (DOCS / "guide" / "troubleshooting.md").read_text()
 
 
 def texts() -> str:
-    """Every string of the package, with a gap for what is put in."""
-    found = []
-    for node in (node for tree in errors.sources().values() for node in ast.walk(tree)):
-        match node:
-            case ast.Constant(value=str(text)):
-                found.append(text)
-            case ast.JoinedStr(values=values):
-                parts = (value.value if isinstance(value, ast.Constant) else "\0" for value in values)
-                found.append("".join(map(str, parts)))
-    return "\n".join(found)
+    """Every string of the compiled package, and every part of one between what is put in."""
+    paths = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "forebay").rglob("*.py")}
+    codes = [SourceFileLoader(name, str(path)).get_code(name) for path, name in paths.items()]
+    return "\n".join(text for code in codes if code is not None for text in constants(code))
+
+
+def constants(code: CodeType) -> Iterator[str]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from constants(constant)
+        elif isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, tuple):
+            yield from (part for part in constant if isinstance(part, str))
 
 
 def quoted() -> list[str]:

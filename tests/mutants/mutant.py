@@ -22,6 +22,7 @@ import pytest
 
 REPOSITORY: Final = Path(__file__).parents[2]
 _HANGS_S: Final = 600
+_BETWEEN: Final = "\n\n\n"  # functions and classes of a module
 _NOT_LINKED: Final = {"build", "dist"}  # what they hold is of the repository's own code
 
 _Change = TypeVar("_Change")
@@ -66,8 +67,20 @@ class Mutant:
         if source.count(self.old) != 1:
             raise Stale(f"{self.file} has the text {source.count(self.old)} times, not once: {self.old!r}")
         mutated = source.replace(self.old, self.new)
-        compile(mutated, self.file, "exec")
+        start = source.index(self.old)
+        part = _statements_around(mutated, start, start + len(self.new))
+        try:
+            compile(part, self.file, "exec")
+        except SyntaxError:  # the part may begin in a string of several lines
+            compile(mutated, self.file, "exec")
         return mutated
+
+
+def _statements_around(source: str, start: int, end: int) -> str:
+    """Return the functions and classes of a formatted file in which the characters from `start` to `end` are."""
+    first = source.rfind(_BETWEEN, 0, start)
+    last = source.find(_BETWEEN, end)
+    return source[max(0, first) : last if last >= 0 else len(source)]
 
 
 def _is_contract(word: str) -> bool:

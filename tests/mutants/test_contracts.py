@@ -1,10 +1,13 @@
 """Each contract that is built has a test that fails without it, and the page and the site are made of both."""
 
+from functools import cache
+from pathlib import Path
+
 import pytest
 
 from tests.mutants import MUTANTS
 from tests.mutants.contracts import CONTRACTS, PAGE, page, rules
-from tests.mutants.mutant import REPOSITORY
+from tests.mutants.mutant import REPOSITORY, Mutant
 
 
 def test_contracts_page_is_the_one_written_from_the_contracts() -> None:
@@ -32,8 +35,18 @@ def test_no_rule_stands_twice_and_each_is_of_a_contract_that_exists() -> None:
 
 
 def test_each_rule_stands_in_the_code_as_its_mutant_has_it() -> None:
+    read = cache(Path.read_text)
     for mutant in MUTANTS:
-        mutant.text((REPOSITORY / "forebay" / mutant.file).read_text())
+        mutant.text(read(REPOSITORY / "forebay" / mutant.file))
+
+
+def test_text_of_a_mutant_that_is_no_python_is_refused_wherever_it_stands() -> None:
+    source = 'a = 1\n\n\ndef f():\n    x = 2\n\n\nb = """3\n\n\n4\n\n\n5"""\n'
+    for old, new in (("1", "7"), ("x = 2", "return"), ("3", "7"), ("4", "7"), ("5", "7")):
+        assert Mutant("", "f.py", old, new, "").text(source) == source.replace(old, new)
+    for old in ("1", "x = 2", '5"""'):
+        with pytest.raises(SyntaxError):
+            Mutant("", "f.py", old, "(", "").text(source)
 
 
 def test_each_test_that_holds_a_rule_is_there() -> None:
