@@ -308,7 +308,13 @@ def _shape(checkpoint: Checkpoint) -> list[tuple[str, str]]:
         ("context", f"{model.max_position_embeddings:,} tokens"),
         ("stored as", _quantisation(checkpoint)),
         ("tensor data", human_bytes(checkpoint.num_bytes)),
+        *_tables(checkpoint),
     ]
+
+
+def _tables(checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    size = checkpoint.num_table_bytes
+    return [("tables", f"{human_bytes(size)}, read by row from the files, not in memory")] if size else []
 
 
 def _encoder(checkpoint: Checkpoint) -> list[tuple[str, str]]:
@@ -330,11 +336,11 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     from forebay.models import needs_of  # brings torch, which nothing but this needs here
 
     model, specs = checkpoint.config, needs_of(checkpoint.config).cache_specs
-    parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.every_tensor)
     contexts = sorted({c for c in CONTEXTS if c < model.max_position_embeddings} | {model.max_position_embeddings})
     rows = []
     shapes, kernels = read_shape(checkpoint.path, False, checkpoint.mmproj).weights, kernels_on(this_cpu(), "native")
     held = shapes.held_bytes(Quantization.FILE, value_bytes("bfloat16", kernels))
+    parameters = shapes.num_parameters
     if held != parameters * ITEM_BYTES["bfloat16"]:
         rows.append(("memory, as stored", f"weights {human_bytes(held)}, which is how they are served"))
     for dtype in ITEM_BYTES:

@@ -75,7 +75,8 @@ def _write(checkpoint: Checkpoint, folder: Path, quantization: Quantization) -> 
 
 
 def _check_space(folder: Path, checkpoint: Checkpoint, quantization: Quantization) -> None:
-    need = checkpoint.weight_shapes().held_bytes(quantization, _STORED) + _SPARE_BYTES
+    weights = checkpoint.weight_shapes().held_bytes(quantization, _STORED)
+    need = weights + checkpoint.num_table_bytes + _SPARE_BYTES
     free = shutil.disk_usage(folder).free
     if free < need:
         raise ConfigError(f"{folder} has {human_bytes(free)} free, and the model needs up to {human_bytes(need)}")

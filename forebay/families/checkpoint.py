@@ -64,12 +64,20 @@ class Checkpoint:
     def num_bytes(self) -> int:
         return sum(tensor.num_bytes for tensor in self.every_tensor)
 
+    @property
+    def num_table_bytes(self) -> int:
+        """Return the bytes of tables that stay in the files, of which a step reads its tokens' rows."""
+        is_by_row = family(self.config.model_type).names.is_by_row
+        return sum(tensor.num_bytes for name, tensor in self.tensors.items() if is_by_row(name))
+
     def weight_shapes(self) -> WeightShapes:
-        """Without knowing what a model does with its weights: all matrices count as such, and those with a row for each
-        token as embedding or head."""
+        """Return the shapes of the language model's weights in memory, without knowing what it does with them: all
+        matrices count as such, and those with a row for each token as embedding or head."""
+        is_by_row = family(self.config.model_type).names.is_by_row
         return WeightShapes.of(
             kind
-            for tensor in self.tensors.values()
+            for name, tensor in self.tensors.items()
+            if not is_by_row(name)
             for kind in kinds_of(
                 tensor.codes, tensor.shape, self._min_bits(tensor.shape), bfloat16=self._is_bfloat16_matrix(tensor)
             )

@@ -103,6 +103,13 @@ SPARSE = (
         _NGRAMS,
     ),
     Mutant(
+        "C28 tables that are read by row are in the files, not in memory",
+        "families/checkpoint.py",
+        "            if not is_by_row(name)\n",
+        "",
+        "cli/test_row_tables.py::test_weight_shapes_leave_out_tables_that_are_read_by_row",
+    ),
+    Mutant(
         "C28 tokens before the end of a text are in no n-gram behind it",
         "ops/reference/tables.py",
         "ends = (token < 0) | ((nearer == hashes.end) if i else torch.zeros_like(token, dtype=torch.bool))",

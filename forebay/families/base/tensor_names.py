@@ -23,7 +23,8 @@ class TensorNames:
     prefix are not served. `turned_experts`: experts are as gpt-oss has them. `stacks`: the names of these stacks in
     files, of gate with up and of down, if experts are in nothing else. `expert_parts`: the file's names of an expert's
     gate, up and down. `whole`: the endings of our names of tensors that hold whole numbers, below 2^24, and no weights.
-    `modules`: as `renamed`, for transformers' names of linear layers that differ from those in its files."""
+    `modules`: as `renamed`, for transformers' names of linear layers that differ from those in its files. `by_row`: a
+    part of our names of tables that stay in the files, of which a step reads its tokens' rows; "" for none."""
 
     renamed: tuple[tuple[str, str], ...] = ()
     unused: tuple[str, ...] = ()
@@ -35,6 +36,7 @@ class TensorNames:
     expert_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     whole: tuple[str, ...] = ()
     modules: tuple[tuple[str, str], ...] = ()
+    by_row: str = ""
 
     def here(self, name: str, num_layers: int) -> str:
         """Return our name of the tensor `name`; "" for a tensor without use to the model."""
@@ -78,6 +80,10 @@ class TensorNames:
         for pattern, replacement in self.renamed:
             name = re.sub(pattern, replacement, name)
         return name
+
+    def is_by_row(self, name: str) -> bool:
+        """Return whether the tensor stays in the files, and its rows are read when they are needed."""
+        return bool(self.by_row) and self.by_row in name
 
     def is_stack(self, name: str) -> bool:
         """Return whether the tensor holds one matrix of all experts of a layer."""

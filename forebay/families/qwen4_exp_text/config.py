@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from forebay.families.base.fields import Fields
@@ -126,4 +126,6 @@ _TABLES: Final = frozenset({
     "make_ngram_vocab_size_divisible_by", "number_of_conv_states", "seed", "split_ngram_parts",
 })  # fmt: skip
 
-FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS | _TABLES, names=NAMES, unused=_unused)
+_NAMES: Final = replace(NAMES, by_row=".ngram_embedding.")
+
+FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS | _TABLES, names=_NAMES, unused=_unused)
