@@ -65,6 +65,7 @@ def make_ops(
     exact: bool = True,
     fp8_inputs: bool = False,
     most_rows: int = 2048,
+    of_ranks: bool = False,
 ) -> Ops:
     """Return the kernels of `backend` on `num_threads` threads.
 
@@ -78,4 +79,4 @@ def make_ops(
     chosen = BACKENDS[backend]
     if chosen.device == "cuda":
         require_gpu()
-    return chosen.make(OpsOptions(num_threads, activation_bits, memory, exact, fp8_inputs, most_rows))
+    return chosen.make(OpsOptions(num_threads, activation_bits, memory, exact, fp8_inputs, most_rows, of_ranks))

@@ -33,7 +33,8 @@ class Fit(NamedTuple):
 class OpsOptions(NamedTuple):
     """Settings of the kernels of a backend. `memory`: for packed weights; None: torch's. `exact`: a row's bits may not
     depend on the other rows. `fp8_inputs`: inputs of weights in FP8 are rounded to FP8. `most_rows`: tokens of
-    prompts in one step, up to which products are compared at a start."""
+    prompts in one step, up to which products are compared at a start. `of_ranks`: weights are parts of whole ones, and
+    outputs have the bits that they have in a product of the whole."""
 
     num_threads: int
     activation_bits: int = 16
@@ -41,6 +42,7 @@ class OpsOptions(NamedTuple):
     exact: bool = True
     fp8_inputs: bool = False
     most_rows: int = 2048
+    of_ranks: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,7 +32,7 @@ def _make(options: OpsOptions) -> Ops:
 
     try:
         from forebay.ops.triton import TritonOps
-        from forebay.ops.triton.choices import Choices
+        from forebay.ops.triton.choices import ALL_ROWS, Choice, Choices
         from forebay.ops.triton.linear import probe, probe_times
     except ImportError as error:
         raise ConfigError(
@@ -48,6 +48,9 @@ def _make(options: OpsOptions) -> Ops:
         )
     file, most_rows = cache_folder("products") / "choices.json", options.most_rows
     tried = f"{machine}, {most_rows:,} rows"
+    if options.of_ranks:
+        own = Choice(ALL_ROWS, "cuBLASLt's bits may depend on the number of outputs, which ranks divide")
+        return TritonOps("cuda", options.num_threads, Choices(lambda weight: own), memory, fp8_inputs=fp8_inputs)
     if not options.exact:
         choices = Choices(partial(probe_times, most_rows=most_rows), file, f"{tried}, any bits")
         return TritonOps("cuda", options.num_threads, choices, memory, fp8_inputs=fp8_inputs)

@@ -338,11 +338,23 @@ class ActivationDtype(StrEnum):
     FP8 = "fp8"
 
 
+class RankExchange(StrEnum):
+    """How ranks exchange tensors: through memory of the host, a process group of gloo or NCCL, or memory of a GPU."""
+
+    SHM = "shm"
+    GLOO = "gloo"
+    NCCL = "nccl"
+    IPC = "ipc"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankOptions:
-    """The ranks of an engine: `size` processes, each with its share of the model and of the caches."""
+    """The ranks of an engine: `size` processes, each with its share of the model and of the caches. `own_gpus`: rank r
+    computes on the r-th GPU, and not on the one of rank 0."""
 
     size: int = 1
+    exchange: RankExchange = RankExchange.SHM
+    own_gpus: bool = False
 
 
 ONE_RANK: Final = RankOptions()

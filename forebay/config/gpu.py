@@ -9,21 +9,29 @@ from dataclasses import dataclass
 from typing import Final
 
 _LIBRARY: Final = "libnvidia-ml.so.1"
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _GB: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """In bytes: the whole memory, and the free part."""
+    """In bytes: the whole memory of the first GPU, and the free part. `count`: the GPUs that this process may use."""
 
     total: int
     free: int
+    count: int = 1
 
 
 class _MemoryInfo(ctypes.Structure):
     """nvmlMemory_t of nvml.h."""
 
     _fields_ = [("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong)]
+
+
+def visible_gpu(index: int) -> str:
+    """Return a value of CUDA_VISIBLE_DEVICES for the GPU that is number `index` of this process's."""
+    names = os.environ.get(_VISIBLE)
+    return str(index) if names is None else names.split(",")[index].strip()
 
 
 def gpu_memory() -> GpuMemory | None:
@@ -39,16 +47,23 @@ def gpu_memory() -> GpuMemory | None:
         return None
     handle, info = c_void_p(), _MemoryInfo()
     try:
-        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+        first = visible_gpu(0)
         if first.isdigit():
             failed = nvml.nvmlDeviceGetHandleByIndex_v2(int(first), byref(handle))
         else:
             failed = nvml.nvmlDeviceGetHandleByUUID(first.encode(), byref(handle))
         if failed or nvml.nvmlDeviceGetMemoryInfo(handle, byref(info)):
             return None
-        return GpuMemory(int(info.total), int(info.free))
+        return GpuMemory(int(info.total), int(info.free), _count(nvml))
     finally:
         nvml.nvmlShutdown()
+
+
+def _count(nvml: ctypes.CDLL) -> int:
+    if (names := os.environ.get(_VISIBLE)) is not None:
+        return len(names.split(","))
+    count = c_uint(1)
+    return int(count.value) if nvml.nvmlDeviceGetCount_v2(byref(count)) == 0 else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ def resolve(
     values |= text_encoders.field_values(facts.model)
     values["mmproj"] = None if facts.mmproj is None else str(facts.mmproj)
     values |= hisparse.field_values(settled, facts.model) | adapters.field_values(settled, survey.adapter)
-    values |= ranks.field_values(settled)
+    values |= ranks.field_values(settled, facts)
     values |= speculation.field_values(settled, auto=given["speculative_algorithm"].value is AUTO)
     values |= disaggregation.field_values(settled, cluster_key(settled)) | key_fields(keys)
     values |= kv_events.field_values(settled, values["cluster_key"], num_keys=sum(map(len, keys)))
@@ -380,7 +380,7 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
     yield from adapters.problems(settled, asked, lambda name: given[name].source in _REASONS)
     yield from text_encoders.problems(settled, asked, facts.model)
     yield from disaggregation.problems(settled, asked)
-    yield from ranks.problems(settled, asked, facts.model)
+    yield from ranks.problems(settled, asked, facts)
 
 
 def _of_device(settled: Settled, asked: Callable[[str], str]) -> Iterator[str]:

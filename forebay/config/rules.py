@@ -20,6 +20,7 @@ from forebay.config import (
     kinds,
     media,
     pictures,
+    ranks,
     sampling,
     speculation,
     text_encoders,
@@ -197,9 +198,11 @@ def _picture_bytes(facts: Facts, settled: Settled) -> int:
 def _by_fraction(facts: Facts, settled: Settled) -> Room:
     """SGLang's meaning of --mem-fraction-static: weights and caches together take this share."""
     fraction = settled.share("mem_fraction_static") if "mem_fraction_static" in settled else GPU_FRACTION
-    memory, weights = facts.memory.value, weight_bytes(facts, settled)
+    num_gpus, weights = ranks.num_gpus(facts, settled), weight_bytes(facts, settled)
+    memory = num_gpus * facts.memory.value
     weights += disaggregation.num_engines(settled) * _adapter_bytes(facts, settled)
-    share = f"{fraction:.0%} of {human_bytes(memory)} {facts.memory.why}, less {human_bytes(weights)} weights"
+    why = f"{facts.memory.why} on {num_gpus} GPUs" if num_gpus > 1 else facts.memory.why
+    share = f"{fraction:.0%} of {human_bytes(memory)} {why}, less {human_bytes(weights)} weights"
     share += " and adapters" if settled.get("enable_lora") else ""
     return _at_least(Room(int(memory * fraction) - weights, share))
 
@@ -292,10 +295,10 @@ def _overlap_depth(facts: Facts, settled: Settled) -> Decision:
 
 
 def _num_threads(facts: Facts, settled: Settled) -> Decision:
-    ranks = settled.number("tp_size")
-    if ranks == 1:
+    size = settled.number("tp_size")
+    if size == 1:
         return Decision(facts.cores.value, facts.cores.why)
-    return Decision(max(1, facts.cores.value // ranks), f"of {facts.cores.value} cores, for each of {ranks} ranks")
+    return Decision(max(1, facts.cores.value // size), f"of {facts.cores.value} cores, for each of {size} ranks")
 
 
 def _max_queued_tokens(facts: Facts, settled: Settled) -> Decision:
@@ -328,6 +331,7 @@ RULES: Final[dict[str, Rule]] = {
     "dtype": _dtype,
     "num_threads": _num_threads,
     "kernels": _kernels,
+    **ranks.RULES,
     "quantization": _quantization,
     "pooling": _pooling,
     "activation_bits": _activation_bits,

@@ -78,6 +78,7 @@ VALUES: dict[str, Any] = {
     "served_model_name": "another",
     "speculative_algorithm": "NGRAM",
     "top_p": 0.25,
+    "tp_exchange": "gloo",
     "unknown_fields": "warn",
     "swa_full_tokens_ratio": 0.125,
     "tool_call_parser": "hermes",

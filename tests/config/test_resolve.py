@@ -168,7 +168,7 @@ def test_every_field_of_the_configuration_has_a_flag() -> None:
     derived |= {"top_k", "device_buffer_size", "host_to_device_ratio", "host_path", "sparse_kv_on_host"}  # HiSparse's
     derived |= {"chunked_scans"}  # the kernels'
     derived |= {"text_encoder", "head_outputs"}  # the model's
-    derived |= {"size"}  # --tp-size
+    derived |= {"size", "exchange", "own_gpus"}  # --tp-size, --tp-exchange
     derived |= {"cache_events", "event_key", "event_tokens"}  # those of --kv-events
     config = resolve()
     wanted = (

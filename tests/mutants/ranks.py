@@ -11,6 +11,7 @@ _PLANS = "runtime/test_ranks.py::test_ranks_carry_out_the_plans_of_one_with_equa
 
 _THROUGH_MEMORY = "ops/test_triton_exchange.py::test_exchange_"
 _COMPILED = "ops/test_triton_ptx.py::test_kernels_load_wide_pieces_and_products_fill_matrix_units_without_spills"
+_BY_CONFIGURATION = "engine/ranks/test_exchanges.py::test_exchange_"
 
 RANKS: Final[tuple[Mutant, ...]] = (
     Mutant(
@@ -75,6 +76,27 @@ RANKS: Final[tuple[Mutant, ...]] = (
         "BUFFERS: Final = 2",
         "BUFFERS: Final = 1",
         "ops/test_exchange.py::test_exchange_one_after_the_other_never_mixes_two",
+    ),
+    Mutant(
+        "C28 C31 memory of a GPU is zeros before another rank counts in it",
+        "engine/lifecycle/exchanges.py",
+        "        torch.cuda.synchronize()  # it is zeros before another rank counts in it\n",
+        "",
+        f"{_BY_CONFIGURATION}through_a_gpu_s_memory_maps_the_same_zeros_on_every_rank",
+    ),
+    Mutant(
+        "C28 steps are not captured without their exchanges",
+        "ops/groups.py",
+        "return GroupTransport(gloo(store, rank, size, options), in_graphs=False)",
+        "return GroupTransport(gloo(store, rank, size, options), in_graphs=True)",
+        f"{_BY_CONFIGURATION}of_a_configuration_gives_each_rank_the_parts_of_all",
+    ),
+    Mutant(
+        "C33 NCCL is refused for ranks that share a GPU",
+        "config/ranks.py",
+        "and exchange == RankExchange.NCCL and facts.gpu.count < size:",
+        "and exchange == RankExchange.NCCL and facts.gpu.count < 1:",
+        "config/test_ranks.py::test_ranks_that_gpus_cannot_have_are_refused_in_one_line",
     ),
     Mutant(
         "C28 of equal logits of several ranks the token with the lowest id is taken",

@@ -38,6 +38,7 @@ from forebay.engine.frames import Ready
 from forebay.engine.lifecycle.adapter_memory import ModelAdapters
 from forebay.engine.lifecycle.drafting import by_draft_model, draft_cache_specs
 from forebay.engine.lifecycle.environment import environment_of
+from forebay.engine.lifecycle.exchanges import make_exchange, make_exchange_file
 from forebay.engine.lifecycle.occupation import Occupation
 from forebay.engine.lifecycle.packed_cache import PackedCache
 from forebay.engine.lifecycle.pictures import picture_config
@@ -72,10 +73,7 @@ from forebay.memory.division import divide_memory
 from forebay.models import needs_of
 from forebay.models.encoders.encoder import Encoder
 from forebay.ops import Ops
-from forebay.ops.exchange import WHOLE, Share
-from forebay.ops.native.exchange import SharedExchange, mapped, shared_bytes
-from forebay.ops.native.kernels import Kernels
-from forebay.ops.native.ops import NativeOps
+from forebay.ops.exchange import WHOLE, Share, share_of
 from forebay.ops.weight_memory import WeightMemory
 from forebay.pools.cache_spec import cache_sizes
 from forebay.pools.mover import Mover
@@ -127,8 +125,10 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     asked, (config, budget) = config, _divided(config, checkpoint.config, draft_head)
     regions = _regions(config)
     ops = _ops(config, regions)
-    ranks = RankProcesses(asked, exchange_bytes(config, ops)) if config.ranks.size > 1 else None
-    share = WHOLE if ranks is None else share_among(ops, 0, config.ranks.size, ranks.exchange, ranks.descriptors())
+    ranks = RankProcesses(asked, make_exchange_file(config, ops)) if config.ranks.size > 1 else None
+    share = WHOLE
+    if ranks is not None:
+        share = share_of(make_exchange(config, ops, 0, ranks.exchange, ranks.descriptors()))
     with _within_memory(config), _ended_on_error(ranks):
         cache = PackedCache(config, ops, regions)
         weights = EngineWeights(config, checkpoint, ops, cache, num_positions=budget.context_length, share=share)
@@ -186,7 +186,7 @@ def build_rank(
     regions = _regions(config)
     ops = _ops(config, regions)
     others = [os.pidfd_open(process) for process in processes if process != os.getpid()]
-    share = share_among(ops, rank, config.ranks.size, exchange, others)
+    share = share_of(make_exchange(config, ops, rank, exchange, others))
     with _within_memory(config):
         cache = PackedCache(config, ops, regions)
         weights = EngineWeights(config, checkpoint, ops, cache, num_positions=budget.context_length, share=share)
@@ -210,24 +210,6 @@ def _ended_on_error(ranks: RankProcesses | None) -> Iterator[None]:
         raise
 
 
-def exchange_bytes(config: EngineConfig, ops: Ops) -> int:
-    """Return the bytes of the memory through which ranks exchange tensors."""
-    return shared_bytes(_kernels_of(ops), config.ranks.size)
-
-
-def share_among(ops: Ops, rank: int, size: int, exchange: int, others: Sequence[int]) -> Share:
-    """Return a rank's share of the model. `exchange` is the file that the ranks share, `others` are descriptors of the
-    other ranks' processes."""
-    kernels = _kernels_of(ops)
-    memory = mapped(exchange, shared_bytes(kernels, size))
-    return Share(rank=rank, size=size, exchange=SharedExchange(kernels, memory, rank, size, processes=others))
-
-
-def _kernels_of(ops: Ops) -> Kernels:
-    assert isinstance(ops, NativeOps), f"ranks compute with native kernels, not {ops.name}"
-    return ops.kernels
-
-
 def _ops(config: EngineConfig, regions: Regions) -> Ops:
     return make_ops(
         config.kernels,
@@ -237,6 +219,7 @@ def _ops(config: EngineConfig, regions: Regions) -> Ops:
         exact=config.exact is Exact.ON,
         fp8_inputs=config.activation_dtype is ActivationDtype.FP8,
         most_rows=config.scheduling.chunked_prefill_size,
+        of_ranks=config.ranks.size > 1,
     )
 
 
@@ -413,7 +396,7 @@ def _runner(
     share: Share,
 ) -> ModelRunner:
     # A recorded step has as many texts as rows, each of which the kernels plan for.
-    eager = config.disable_cuda_graph or config.scheduling.text_encoder
+    eager = config.disable_cuda_graph or config.scheduling.text_encoder or not share.exchange.in_graphs
     graphs = Eager() if eager else graphs_for(ops, config.device, regions)
     most, width = min(config.cuda_graph_max_bs, budget.max_running_requests), config.speculation.num_draft_tokens
     return build_runner(

@@ -60,7 +60,17 @@ def _of_ranks(config: EngineConfig, weight_bytes: int, cache_bytes: int) -> Repo
     if config.ranks.size == 1:
         return []
     own = f"rank 0 has {human_bytes(weight_bytes)} of weights and {human_bytes(cache_bytes)} of caches"
-    return [("model", "ranks", str(config.ranks.size), f"{own}; this table is about rank 0")]
+    return [
+        ("model", "ranks", str(config.ranks.size), f"{own}; this table is about rank 0"),
+        ("model", "exchange of ranks", config.ranks.exchange, _why_exchange(config)),
+    ]
+
+
+def _why_exchange(config: EngineConfig) -> str:
+    if config.device == "cpu":
+        return "on this machine's CPU"
+    where = "a GPU for each rank" if config.ranks.own_gpus else "one GPU for all ranks"
+    return f"{where}; not measured: this version never ran ranks on a GPU"
 
 
 def _why_kernels(config: EngineConfig, ops: Ops) -> str:

@@ -19,7 +19,8 @@ from forebay.base import child
 from forebay.base.errors import EngineError
 from forebay.base.exit_codes import EXIT_FAILED
 from forebay.base.log import event, get_logger
-from forebay.config.engine_config import EngineConfig
+from forebay.config.engine_config import EngineConfig, RankOptions
+from forebay.config.gpu import visible_gpu
 from forebay.engine.ranks.outcome import RankLost
 from forebay.engine.ranks.ring import RING_BYTES, RingWriter
 from forebay.requests.step_plan import CapturingRunner, Launched, StepPlan
@@ -48,22 +49,21 @@ def end_process(error: EngineError) -> NoReturn:
 
 
 class RankProcesses:
-    """The processes of ranks 1 up to `size`, each with its pipes, and memory that all ranks share: a ring for the log,
-    and `exchange_bytes` of zeros, in the file `exchange`, for exchanges. They end with this process, and it ends if one
-    of them does, or keeps an entry of the log for longer than `config`'s stall timeout. `on_lost` ends it."""
+    """The processes of ranks 1 up to `size`, each with its pipes, memory for a ring that all ranks share, and the file
+    `exchange`, which this object then owns. They end with this process, and it ends if one of them does, or keeps an
+    entry of the log for longer than `config`'s stall timeout. `on_lost` ends it."""
 
     def __init__(
         self,
         config: EngineConfig,
-        exchange_bytes: int,
+        exchange: int,
         *,
         entry: Sequence[str] = ENTRY,
         on_lost: Callable[[EngineError], NoReturn] = end_process,
     ) -> None:
         self._on_lost, self._stall_s = on_lost, config.scheduling.stall_timeout_s
-        ring, self.exchange = os.memfd_create("forebay-log"), os.memfd_create("forebay-exchange")
+        ring, self.exchange = os.memfd_create("forebay-log"), exchange
         os.ftruncate(ring, RING_BYTES)
-        os.ftruncate(self.exchange, exchange_bytes)
         self.children: list[subprocess.Popen[bytes]] = []
         self._places: list[int] = []
         self._outcomes: list[int] = []
@@ -71,7 +71,9 @@ class RankProcesses:
             (theirs, places), (outcomes, their_outcomes) = os.pipe(), os.pipe()
             numbers = theirs, their_outcomes, ring, self.exchange
             words = [*entry, *map(str, (*numbers, os.getpid()))]
-            self.children.append(child.start(words, descriptors=numbers, stdout=_STDERR, label=f"rank {rank}"))
+            variables, label = child.environment() | own_variables(config.ranks, rank), f"rank {rank}"
+            process = child.start(words, descriptors=numbers, stdout=_STDERR, variables=variables, label=label)
+            self.children.append(process)
             os.close(theirs)
             os.close(their_outcomes)
             self._places.append(places)
@@ -123,6 +125,11 @@ class RankProcesses:
                 self._on_lost(
                     RankLost(f"ranks keep a log entry for {seconds:.1f} s, --stall-timeout is {self._stall_s:g}")
                 )
+
+
+def own_variables(ranks: RankOptions, rank: int) -> dict[str, str]:
+    """Return the variables of a rank's process beside those of all: of several GPUs it sees its own alone."""
+    return {"CUDA_VISIBLE_DEVICES": visible_gpu(rank)} if ranks.own_gpus else {}
 
 
 def _how(process: subprocess.Popen[bytes]) -> str:

@@ -108,6 +108,33 @@ def test_ranks_as_processes_have_the_bits_of_one(case: str, named: str, tmp_path
 
 
 @pytest.mark.slow
+def test_ranks_that_exchange_through_gloo_have_the_bits_of_one(tmp_path: Path) -> None:
+    """Steps of these run by their Python: no recording has the exchanges of a process group."""
+    flags = SETTINGS["page 1, chunks of 7, graphs"] | {"tp_exchange": "gloo"}
+    path, other = shared_tiny("llama").path, other_weights(shared_tiny("llama").path, tmp_path / "other")
+    with engine("llama", path, 1, flags) as one, engine("llama", path, 2, flags) as ranks:
+        assert story(ranks, other) == story(one, other)
+        assert ranks.scheduler.state(0.0).counters["replayed_steps"] == 0
+
+
+@pytest.mark.slow
+def test_ranks_with_a_gpu_s_kernels_in_the_interpreter_have_the_bits_of_one() -> None:
+    """They exchange by the kernel that graphs of a GPU capture, in memory that the ranks share."""
+    pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
+    flags = {"page_size": 4, "kernels": "triton-interpreter"}
+    path, asked = shared_tiny("llama").path, SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, logprobs=2)
+
+    def answered(core: EngineCore) -> list[Any]:
+        core.add(AddRequest(request_id=1, prompt_token_ids=PROMPTS[0][:8], params=asked))
+        updates = [update for _ in iter(lambda: core.idle, True) for update in core.step()]
+        return [(update.token_ids, update.logprobs) for update in updates]
+
+    with engine("llama", path, 1, flags) as one, engine("llama", path, 2, flags) as ranks:
+        assert answered(ranks) == answered(one) != []
+        assert ranks.scheduler.state(0.0).counters["engine.steps_on_ranks"] > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("case", ONE_OF_EACH)
 def test_ranks_as_processes_of_every_type_have_the_bits_of_one_or_are_refused(

@@ -43,7 +43,9 @@ class Started:
     def __init__(self, size: int, stall_timeout: float) -> None:
         config = resolve({"tp_size": size, "stall_timeout": stall_timeout, "dtype": "float32"}).engine
         self.lost: queue.SimpleQueue[EngineError] = queue.SimpleQueue()
-        self.processes = RankProcesses(config, 4096, entry=standin.ENTRY, on_lost=self._on_lost)
+        self.processes = RankProcesses(
+            config, os.memfd_create("forebay-exchange"), entry=standin.ENTRY, on_lost=self._on_lost
+        )
         self.log, self._num_sent = LogWriter(), 0
 
     def _on_lost(self, error: EngineError) -> NoReturn:
