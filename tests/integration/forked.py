@@ -33,7 +33,8 @@ from forebay.base.signals import ENDING
 ROOT: Final = Path(__file__).parents[2]
 ENGINE: Final = "forebay.engine.loop.process"
 FAKE_ENGINE: Final = "tests.engine.fake_engine"
-ENGINES: Final = (ENGINE, FAKE_ENGINE)
+RANK: Final = "forebay.engine.loop.rank"
+ENGINES: Final = (ENGINE, FAKE_ENGINE, RANK)
 FORKED: Final = (ENGINE, "forebay.cli.member")  # by forked processes; others are interpreters
 IMPORTED: Final = (
     *("forebay.cli.commands", "forebay.cli.serve", "forebay.cli.serving", "forebay.cli.local_fleet"),

@@ -40,6 +40,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "speculative_algorithm": "NGRAM",
     },
 }
+# Types whose first checkpoint has three heads or groups, and one that has an even number.
+EVEN = {
+    "glm5_next_text": "glm5_next_text-published-fields",
+    "kimi_linear": "kimi_linear-published-fields",
+    "nemotron_h": "nemotron_h-no-attention",
+}
+SPLIT = [EVEN.get(case, case) for case in ONE_OF_EACH]
 
 
 @contextmanager
@@ -55,15 +62,18 @@ def engine(case: str, path: Path, size: int, flags: Mapping[str, Any]) -> Iterat
 
 
 def answers(core: EngineCore) -> list[Any]:
-    """Return tokens and log-probabilities of each prompt, greedy and drawn."""
-    found: dict[int, list[Any]] = {}
+    """Return tokens and log-probabilities of each prompt, greedy and drawn. How many tokens come at once depends on
+    drafts, whose number depends on the time of steps."""
+    tokens: dict[int, list[int]] = {}
+    logprobs: dict[int, list[Any]] = {}
     for number, params in enumerate((GREEDY, DRAWN) * len(PROMPTS)):
         core.add(AddRequest(request_id=number + 1, prompt_token_ids=PROMPTS[number // 2], params=params))
     while not core.idle:
         for update in core.step():
             assert update.failure is None
-            found.setdefault(update.request_id, []).extend([*update.token_ids, *(update.logprobs or ())])
-    return [found[number] for number in sorted(found)]
+            tokens.setdefault(update.request_id, []).extend(update.token_ids)
+            logprobs.setdefault(update.request_id, []).extend(update.logprobs or ())
+    return [(tokens[number], logprobs[number]) for number in sorted(tokens)]
 
 
 def story(core: EngineCore, other: Path | None) -> list[Any]:
@@ -136,11 +146,11 @@ def test_ranks_with_a_gpu_s_kernels_in_the_interpreter_have_the_bits_of_one() ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("case", ONE_OF_EACH)
+@pytest.mark.parametrize("case", SPLIT)
 def test_ranks_as_processes_of_every_type_have_the_bits_of_one_or_are_refused(
     case: str, size: int, tmp_path: Path
 ) -> None:
-    named = [*SETTINGS][ONE_OF_EACH.index(case) % len(SETTINGS)]
+    named = [*SETTINGS][(SPLIT.index(case) + size // 2) % len(SETTINGS)]
     path = shared_tiny(case).path
     if refusal_of(case, size):
         flags = {"model": str(path), "dtype": "float32", "kernels": NATIVE, "context_length": 48}
