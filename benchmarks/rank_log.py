@@ -1,9 +1,10 @@
 """What the log of ranks costs per step: encode a plan, send it through the ring, and take in the outcomes.
 
-python -m benchmarks.rank_log --ranks 2 --rows 1 4 16 --steps 5000
+python -m benchmarks.rank_log --ranks 2 --rows 1 4 16 --steps 5000 --between 300
 
 The other ranks decode and check each record and answer at once; they compute nothing. `send` is the time that rank 0
-spends before its own step, `step` adds the wait for the slowest rank's outcome.
+spends before its own step, `step` adds the wait for the slowest rank's outcome. Before each plan, rank 0 is busy for
+`--between` microseconds, as it is with the results and the schedule of real steps; the others wait meanwhile.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _end(error: EngineError) -> NoReturn:
     raise error
 
 
-def measure(num_ranks: int, num_rows: int, num_steps: int) -> tuple[list[float], list[float]]:
+def measure(num_ranks: int, num_rows: int, num_steps: int, between_s: float) -> tuple[list[float], list[float]]:
     """Return the seconds of each send, and of each step."""
     memory, ends = mmap.mmap(-1, RING_BYTES), []
     for rank in range(1, num_ranks):
@@ -70,6 +71,9 @@ def measure(num_ranks: int, num_rows: int, num_steps: int) -> tuple[list[float],
     log, sends, steps = LogWriter(), [], []
     for step in range(num_steps):
         plan = decode_plan(step, num_rows)
+        ready = time.perf_counter() + between_s
+        while time.perf_counter() < ready:
+            pass
         began = time.perf_counter()
         ring.send(log.record(plan))
         sends.append(time.perf_counter() - began)
@@ -87,9 +91,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--between", type=float, default=0, help="microseconds from an outcome to the next plan")
     options = parser.parse_args(arguments)
     for num_rows in options.rows:
-        sends, steps = measure(options.ranks, num_rows, options.steps)
+        sends, steps = measure(options.ranks, num_rows, options.steps, options.between / 1e6)
         warm = options.steps // 10
         figures = {"send": sorted(sends[warm:]), "step": sorted(steps[warm:])}
         said = "  ".join(

@@ -63,4 +63,11 @@ RANK_LOG = (
         "slowest = max(incoming.next for incoming in self._incoming)",
         "engine/ranks/test_ring.py::test_ring_full_waits_for_the_slowest_rank",
     ),
+    Mutant(
+        "C19 a rank that waited long polls no more before it sleeps",
+        "engine/ranks/ring.py",
+        "        self._was_quick = self._clock() < end\n",
+        "        self._was_quick = True\n",
+        "engine/ranks/test_ring.py::test_waiting_polls_before_it_sleeps_only_after_a_wait_that_was_quick",
+    ),
 )
