@@ -11,13 +11,16 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from forebay.base.errors import ModelError, brief
 from forebay.formats.strings import Strings
+from forebay.text import gguf_encoder_tokenizers as encoders
 from forebay.text.pre_tokenizers import Words, pre_tokenizer, words_of
-from forebay.text.token_bytes import byte_level, sentencepiece
+from forebay.text.token_bytes import PieceReader, byte_level, sentencepiece, wordpiece
 from forebay.text.tokenizer_parts import MAX_TOKENS, TokenizerParts
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # ggml's token types
 _NAMED: Final = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator"}  # llama.cpp's
 _TEMPLATE: Final = "tokenizer.chat_template"
+_ACCENTS: Final = "normalizer.strip_accents"
+_ROBERTA: Final = "roberta-bpe"
 _STRUCTURE: Final = ("bos", "eos", "eot", "eom")  # control tokens, whatever type a converter gave them
 _SENTENCEPIECE_IDS: Final = {"bos": 1, "eos": 2}  # of a `llama` tokenizer that does not say
 _TIKTOKEN: Final = "kimi-k2"  # a tiktoken vocabulary: files may leave its merges out, which follow from the ids
@@ -26,12 +29,72 @@ _MODELS: Final = {
     "llama": "SentencePiece",
     "gemma4": "BPE with byte fallback",
     "whitespace": "words",
+    encoders.WORDPIECE: "WordPiece",
+    encoders.UNIGRAM: "unigrams of SentencePiece",
 }
+_CLS, _SEP, _UNK = "[CLS]", "[SEP]", "[UNK]"
 
 
 def from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     """Return the tokenizer that the metadata describes. Raises ModelError for one that is not known."""
     model, tokens = _model_and_tokens(metadata)
+    if metadata.get("general.architecture") in encoders.ARCHITECTURES:
+        return _of_encoder(metadata, model, tokens)
+    if model in (encoders.WORDPIECE, encoders.UNIGRAM):
+        raise ModelError(f"tokenizer.ggml.model is {model}, which only text encoders have here")
+    return _of_decoder(metadata, model, tokens)
+
+
+def _of_encoder(metadata: Mapping[str, Any], model: str, tokens: Strings) -> TokenizerParts:
+    """Return the tokenizer of a text encoder, which puts its own tokens around a text."""
+    types = _numbers(metadata, "token_type", len(tokens), default=1)
+    is_wordpiece = model == encoders.WORDPIECE
+    pieces = Strings.of(encoders.wordpiece_pieces(tokens, types)) if is_wordpiece else tokens
+    ids = _ids(metadata, len(pieces), {})
+    cls, sep = _ends_of_texts(metadata, pieces, ids)
+    backend, reader = _encoder_backend(metadata, model, pieces, types, ids)
+    control, user_defined = _added(types, ids)
+    control |= {cls, sep}
+    _add(backend, pieces, control, user_defined)
+    twice = model == encoders.UNIGRAM or metadata.get("tokenizer.ggml.pre") == _ROBERTA
+    encoders.frame(backend, (pieces[cls], cls), (pieces[sep], sep), twice=twice)
+    return TokenizerParts(
+        backend=backend,
+        pieces=pieces,
+        reader=reader,
+        added={pieces[i]: i for i in (*sorted(control), *user_defined)},
+        control=control,
+        hidden=control,
+        names={f"{name}_token": pieces[ids[name]] for name in _NAMED if name in ids},
+    )
+
+
+def _ends_of_texts(metadata: Mapping[str, Any], pieces: Strings, ids: Mapping[str, int]) -> tuple[int, int]:
+    """Return the ids of the first and last token of each text. Raises ModelError for a file without them."""
+    spelled = {piece: token for token, piece in enumerate(pieces) if piece in (_CLS, _SEP)}
+    cls = metadata.get("tokenizer.ggml.cls_token_id", ids.get("bos", spelled.get(_CLS)))
+    sep = ids.get("sep", ids.get("eos", spelled.get(_SEP)))
+    if type(cls) is not int or not 0 <= cls < len(pieces) or sep is None:
+        raise ModelError(f"tokenizer.ggml: the first token of a text is {brief(cls)}, the last one {brief(sep)}")
+    return cls, sep
+
+
+def _encoder_backend(
+    metadata: Mapping[str, Any], model: str, pieces: Strings, types: Sequence[int], ids: Mapping[str, int]
+) -> tuple[tokenizers.Tokenizer, PieceReader]:
+    if model == encoders.WORDPIECE:
+        accents = _flag(metadata, _ACCENTS, default=False) if f"tokenizer.ggml.{_ACCENTS}" in metadata else None
+        lowercase = _flag(metadata, "normalizer.lowercase", default=True)
+        unknown = pieces[ids["unk"]] if "unk" in ids else _UNK
+        return encoders.wordpiece(pieces, unknown, lowercase=lowercase, strip_accents=accents), wordpiece
+    if model == encoders.UNIGRAM:
+        unknown_id = types.index(_UNKNOWN) if _UNKNOWN in types else ids.get("unk", 0)
+        return encoders.unigram(metadata, pieces, _numbers(metadata, "scores", len(pieces)), unknown_id), sentencepiece
+    words = words_of(metadata.get("tokenizer.ggml.pre", "default"))
+    return _backend(metadata, pieces, words, None), byte_level
+
+
+def _of_decoder(metadata: Mapping[str, Any], model: str, tokens: Strings) -> TokenizerParts:
     pre = "gemma4" if model == "gemma4" else metadata.get("tokenizer.ggml.pre", "default")
     words = Words(byte_level=False, add_bos=True) if model == "llama" else words_of(pre)
     _check_harmless(metadata)

@@ -212,4 +212,32 @@ TEXT_ENCODERS = (
         "**{}",
         _VECTORS + "test_text_encoder_with_a_prefix_cache_asked_for_computes_all_tokens",
     ),
+    Mutant(
+        "C28 the table of a RoBERTa's positions in GGUF begins with that of the first token",
+        "families/text_encoders/bert.py",
+        "        yield np.zeros((offset, width), np.float32)\n        yield read_tensor(table)\n",
+        "        yield read_tensor(table)\n        yield np.zeros((offset, width), np.float32)\n",
+        "models/test_gguf_text_encoders.py::test_gguf_of_a_text_encoder_gives_its_hidden_states[roberta]",
+    ),
+    Mutant(
+        "C28 gate and up of a NomicBERT in GGUF are not exchanged",
+        "families/text_encoders/nomic_bert.py",
+        '"ffn_up": "mlp.fc11",\n            "ffn_gate": "mlp.fc12",',
+        '"ffn_up": "mlp.fc12",\n            "ffn_gate": "mlp.fc11",',
+        "models/test_gguf_text_encoders.py::test_gguf_of_a_text_encoder_gives_its_hidden_states[nomic_bert]",
+    ),
+    Mutant(
+        "C28 pieces of a WordPiece vocabulary in GGUF begin a word if they are marked",
+        "text/gguf_encoder_tokenizers.py",
+        "if token.startswith(_SPACE) else _CONTINUES + token",
+        "if token.startswith(_SPACE) else token",
+        "text/test_gguf_encoder_tokenizers.py::test_wordpiece_of_a_gguf_file_reads_texts_as_the_original",
+    ),
+    Mutant(
+        "C28 two texts of a RoBERTa have two end tokens between them",
+        "text/gguf_encoder_tokenizers.py",
+        "$A {last} {last} $B {last}",
+        "$A {last} $B {last}",
+        "text/test_gguf_encoder_tokenizers.py::test_unigrams_of_a_gguf_file_read_texts_as_the_original",
+    ),
 )

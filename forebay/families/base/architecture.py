@@ -139,6 +139,7 @@ def _in_order(tensors: Tensors, config: Any) -> Tensors:
 class Architecture:
     """`interleaved_rope`: the rows of q and k are stored so that rotary pairs are neighbours, not halves.
 
+    `layers` is what names of blocks begin with. Unless `causal`, a file may say that tokens attend to later ones.
     `keys` are metadata that it has besides those of all, with config.json's names for them, and `checked` further ones.
     `configure` looks at these and completes the configuration. `restore` undoes what the converter did to the tensors,
     which it gets by transformers' names, stacked experts one by one; `reorder`, before that, what depends on the
@@ -146,6 +147,8 @@ class Architecture:
     """
 
     interleaved_rope: bool = False
+    layers: str = "model.layers"
+    causal: bool = True
     block_names: Mapping[str, str]
     top_names: Mapping[str, str] = field(default_factory=lambda: TOP_NAMES)
     keys: Mapping[str, str] = field(default_factory=dict)

@@ -32,6 +32,7 @@ _BY_FLAG: Final = {
 }
 _GGUF_NONE: Final = 0
 _GGUF_RANK: Final = 4
+_GGUF_HEAD: Final = "cls.output.weight"
 _OF_GGUF: Final = {1: MEAN, 2: CLS, 3: LAST}
 _BY_NAME: Final = {"lasttoken": LAST, "mean": MEAN, "cls": CLS}
 _MAX_DENSE: Final = 8
@@ -121,6 +122,8 @@ def _of_parts(path: Path, *state: int) -> Embedding:
         raise ModelError(f"{file.path}: {key} is {brief(kind)}; llama.cpp has 0 (none) to 4 (rank)")
     if kind == _GGUF_NONE:
         return Embedding()
+    if kind == _GGUF_RANK and _GGUF_HEAD in file.tensors:
+        return Embedding()  # of a text encoder, whose configuration has the head
     if kind == _GGUF_RANK:
         return Embedding(is_embedder=True, refused=f"{key} is {kind}: scores by a classifier's head are not served")
     return Embedding(is_embedder=True, pooling=_OF_GGUF[kind], why=f"{key} says so")

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from forebay.base.errors import ModelError, brief
-from forebay.families import TYPES
+from forebay.families import TEXT_ENCODERS, TYPES
 from forebay.families.base.architecture import Architecture, Header
 from forebay.formats.gguf import GgufFile
 
@@ -46,6 +46,7 @@ _LISTS: Final = (
     "attention.head_count_kv",
     "attention.recurrent_layers",
     "attention.sliding_window_pattern",
+    "classifier.output_labels",
     "feed_forward_length",
     "rope.dimension_sections",
 )
@@ -71,6 +72,10 @@ def architectures(likely: str = "") -> Iterator[tuple[str, str, Architecture]]:
         if importlib.util.find_spec(name) is not None:
             for stored, architecture in importlib.import_module(name).ARCHITECTURES.items():
                 yield stored, model_type, architecture
+    for model_type in TEXT_ENCODERS:
+        module = importlib.import_module(f"forebay.families.text_encoders.{model_type}")
+        for stored, architecture in getattr(module, "ARCHITECTURES", {}).items():
+            yield stored, model_type, architecture
 
 
 @functools.cache
@@ -125,7 +130,7 @@ def hf_name(file: GgufFile, architecture: Architecture, name: str) -> str:
     match = _BLOCK_TENSOR.fullmatch(name)
     if match is None or match[2] not in architecture.block_names:
         raise ModelError(f"{file.path}: tensor {name!r} is not part of such a model as known here")
-    return f"model.layers.{int(match[1])}.{architecture.block_names[match[2]]}{match[3]}"
+    return f"{architecture.layers}.{int(match[1])}.{architecture.block_names[match[2]]}{match[3]}"
 
 
 def _own_metadata(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
@@ -139,7 +144,7 @@ def _own_metadata(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
             )
         if not isinstance(value, int | float | str) and not (key in architecture.checked and key in _LISTS):
             raise ModelError(f"{file.path}: {prefix + key!r} is a list: layers of different shapes are not supported")
-    if own.get("attention.causal", True) is not True:
+    if own.get("attention.causal", architecture.causal) is not architecture.causal:
         raise ModelError(
             f"{file.path}: {prefix}attention.causal is {brief(own['attention.causal'])}: attention to later tokens is "
             "not served"

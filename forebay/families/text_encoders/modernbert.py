@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from forebay.families.base.architecture import Architecture, Header, Tensors
 from forebay.families.base.fields import Fields, is_number
 from forebay.families.config.model_config import Family, ModelConfig
 from forebay.families.config.transformer import FULL, SLIDING
+from forebay.families.parts.gguf.text_encoder import HEAD, LABELS, configure
 from forebay.families.parts.text_encoder import (
     HARMLESS,
     Head,
@@ -85,4 +87,56 @@ def _unused(config: ModelConfig, name: str) -> bool:
     return name.startswith("head.") and config.head is Head.NONE
 
 
+def _configure(header: Header) -> None:
+    """Files name no pooling of a classifier: as in llama.cpp, and in published rerankers, it reads the mean."""
+    configure(header)
+    tensors = header.file.tensors
+    header.config.pop("type_vocab_size")
+    header.config.update(
+        norm_bias="token_embd_norm.bias" in tensors,
+        attention_bias="blk.0.attn_qkv.bias" in tensors,
+        mlp_bias="blk.0.ffn_up.bias" in tensors,
+        classifier_bias="cls.bias" in tensors,
+        **({"classifier_pooling": "mean"} if HEAD in tensors else {}),
+    )
+
+
+def _without_idle_head(tensors: Tensors, config: Any) -> Tensors:
+    """Return the tensors without those of a head that has no labels."""
+    return {name: tensor for name, tensor in tensors.items() if not _unused(config, name)}
+
+
+ARCHITECTURES: Final = {
+    "modern-bert": Architecture(
+        layers="layers",
+        causal=False,
+        top_names={
+            "token_embd": "embeddings.tok_embeddings",
+            "token_embd_norm": "embeddings.norm",
+            "output_norm": "final_norm",
+            "cls": "head.dense",
+            "cls.norm": "head.norm",
+            "cls.output": "classifier",
+        },
+        block_names={
+            "attn_norm": "attn_norm",
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.Wo",
+            "ffn_up": "mlp.Wi",
+            "ffn_down": "mlp.Wo",
+            "ffn_norm": "mlp_norm",
+        },
+        keys={
+            "attention.layer_norm_epsilon": "norm_eps",
+            "attention.sliding_window": "local_attention",
+            "attention.sliding_window_pattern": "global_attn_every_n_layers",
+            "hidden_activation": "hidden_activation",
+            "rope.freq_base": "global_rope_theta",
+            "rope.freq_base_swa": "local_rope_theta",
+        },
+        checked=(LABELS,),
+        configure=_configure,
+        reorder=_without_idle_head,
+    ),
+}
 FAMILY: Final = Family(parse=_parse, harmless=_HARMLESS, names=names_below("model", "decoder."), unused=_unused)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from forebay.families.base.architecture import Architecture, Header
 from forebay.families.base.fields import Fields
 from forebay.families.config.model_config import Family
+from forebay.families.parts.gguf.text_encoder import EMBEDDINGS, KEYS, configure, no_head
 from forebay.families.parts.text_encoder import HARMLESS, TextEncoderConfig, names_below, no_pooler, rotary_fields
 
 _OURS: Final = {
@@ -37,4 +39,28 @@ def _parse(fields: Fields) -> TextEncoderConfig:
     return TextEncoderConfig(**rotary_fields(gated, positions=2048, types=2, theta=1000.0))
 
 
+def _configure(header: Header) -> None:
+    configure(header)
+    no_head(header)
+    header.config["activation_function"] = "swiglu"
+
+
+ARCHITECTURES: Final = {
+    "nomic-bert": Architecture(
+        layers="encoder.layers",
+        causal=False,
+        top_names={**EMBEDDINGS, "token_embd_norm": "emb_ln"},
+        block_names={
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.out_proj",
+            "attn_output_norm": "norm1",
+            "ffn_up": "mlp.fc11",
+            "ffn_gate": "mlp.fc12",
+            "ffn_down": "mlp.fc2",
+            "layer_output_norm": "norm2",
+        },
+        keys=KEYS,
+        configure=_configure,
+    ),
+}
 FAMILY: Final = Family(parse=_parse, harmless=_HARMLESS, names=names_below("nomic_bert", "cls."), unused=no_pooler)
