@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from benchmarks.floors import INSTRUCTIONS, Peaks, Work, measure_peaks, work_of
 from benchmarks.rows import ROWS, Load, Row
 from benchmarks.targets import bound
 from forebay.base.cpu import this_cpu
+from forebay.cli.main import main
 from tests.together import together
 
 ROW = {row.name: row for row in ROWS}
@@ -72,8 +76,17 @@ def test_a_machine_reads_and_multiplies() -> None:
     assert INSTRUCTIONS[peaks.products_by] in this_cpu().variants[0].needs
 
 
-@pytest.mark.long
-def test_the_work_of_a_model_is_what_its_plan_says(embedded_model: Path) -> None:
+def test_the_work_of_a_model_is_what_its_plan_says(
+    embedded_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(command: list[str], **options: Any) -> SimpleNamespace:
+        """Run the command in this process."""
+        assert Path(command[0]).name == "forebay"
+        assert options.pop("env").items() >= os.environ.items()
+        assert main(command[1:]) == 0
+        return SimpleNamespace(stdout=capsys.readouterr().out)
+
+    monkeypatch.setattr("benchmarks.floors.subprocess.run", run)
     work = work_of(embedded_model, [], {})
     assert work.head_products == 49152 * 576
     assert work.head_products + work.layer_products == pytest.approx(134.5e6, rel=0.001)

@@ -66,6 +66,7 @@ def test_gpu_sections_of_the_benchmark_take_five_minutes_at_most_and_cover_the_t
 IN_SECONDS = ("llama", "gpt_oss")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.skipif(not this_cpu().variants, reason="no native ops on this machine")
 @pytest.mark.parametrize(
     "name",

@@ -98,6 +98,7 @@ def test_text_shows_while_it_is_still_being_written(open_console: Open, page: Pa
     expect(body).to_have_attribute("aria-busy", "false")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("how", ["button", "escape"])
 def test_stop_ends_the_request_and_keeps_the_text(open_console: Open, page: Page, how: str) -> None:
     server, answer = begin(open_console, page)

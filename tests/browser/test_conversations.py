@@ -122,6 +122,7 @@ def test_reload_goes_on_and_a_new_chat_erases_nothing(chat: Page, server: Runnin
     expect(chats(chat)).to_have_text(["say first", "say second"])  # the newest first
 
 
+@pytest.mark.slow
 def test_answer_that_a_reload_cut_is_kept_as_stopped_with_its_figures(chat: Page, server: Running) -> None:
     with held(server):
         ask(chat, "say one two three four five six")
@@ -254,6 +255,7 @@ def test_chats_leave_as_files_and_come_back(chat: Page, tmp_path: Path) -> None:
     expect(chat.get_by_text("b.json: these are no chats of Forebay.")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_undo_of_a_chats_deletion_ends_no_answer(chat: Page, server: Running) -> None:
     answered(chat, "say red")
     chat.get_by_role("button", name="New chat").click()
@@ -270,6 +272,7 @@ def test_undo_of_a_chats_deletion_ends_no_answer(chat: Page, server: Running) ->
     expect(chat.locator(".stats")).to_contain_text("· stop")
 
 
+@pytest.mark.slow
 def test_file_joins_the_chat_that_is_open_and_writes_over_nothing(chat: Page) -> None:
     answered(chat, "say red")
     answered(chat, "say green")
@@ -331,6 +334,7 @@ IDBDatabase.prototype.transaction = function (stores, mode) {
 };"""
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("script", "said"), [(FORBIDDEN, "keeps nothing"), (FULL, "storage is full")])
 def test_page_works_where_the_browser_keeps_nothing_and_says_so(chat: Page, script: str, said: str) -> None:
     chat.add_init_script(script)
@@ -349,6 +353,7 @@ SAMPLER: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_each_chat_has_its_own_system_prompt_and_sampler(chat: Page) -> None:
     settings = chat.get_by_role("button", name="Settings", exact=True)
     settings.click()
@@ -451,6 +456,7 @@ def test_keyboard_reaches_everything_and_a_sheet_says_how(chat: Page) -> None:
     expect(box).to_be_focused()
 
 
+@pytest.mark.slow
 def test_what_was_pressed_and_is_gone_leaves_the_focus_near(chat: Page) -> None:
     for word in ("red", "green"):
         answered(chat, f"say {word}")
@@ -477,6 +483,7 @@ def test_what_was_pressed_and_is_gone_leaves_the_focus_near(chat: Page) -> None:
     expect(chat.get_by_role("link", name="say green")).to_be_focused()
 
 
+@pytest.mark.slow
 def test_on_a_phone_a_deleted_chat_comes_back_while_the_list_is_open(chat: Page) -> None:
     answered(chat, "say red")
     chat.get_by_role("button", name="New chat").click()

@@ -130,6 +130,7 @@ def test_pictures_dropped_pasted_or_chosen_are_sent_and_shown_after_a_reload(
     assert sent[1]["messages"][0]["content"][:3] == parts
 
 
+@pytest.mark.slow
 def test_chat_with_pictures_leaves_as_a_file_and_comes_back(open_console: Open, page: Page, sent: list[Any]) -> None:
     open_for_pictures(open_console, page)
     give(page, "drop", picture("a.png", 3), then_send=True)
@@ -169,6 +170,7 @@ def test_model_without_images_gets_no_picture_and_the_page_says_so(open_console:
     expect(page.locator("#files li")).to_have_text(["a.txt · 5 B"])
 
 
+@pytest.mark.slow
 def test_picture_that_storage_has_no_room_for_is_kept_out_with_a_note(
     open_console: Open, page: Page, sent: list[Any]
 ) -> None:

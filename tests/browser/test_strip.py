@@ -159,6 +159,7 @@ def test_the_band_draws_each_answer_and_says_where_its_prompt_left_the_cache(ope
     expect(rows).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_the_band_grows_with_the_answer_and_leaves_alone_what_is_looked_at(open_console: Open, page: Page) -> None:
     server, _ = begin(open_console, page)
     note, row = page.locator("#band-note"), page.locator("#band button")

@@ -54,7 +54,7 @@ def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_adapter(model, tmp_path_factory.mktemp("adapters") / "support", seed=1)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_chat_with_an_adapter_answers_with_it_until_the_model_is_chosen(
     model: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ from forebay.families.config.model_config import ModelConfig
 from forebay.formats.store import find_model
 from forebay.formats.weight_shapes import WeightShapes
 from tests.models.tiny import shared_tiny
+from tests.together import together
 
 PACKAGE = Path(__file__).parent.parent.parent / "forebay"
 
@@ -192,8 +193,7 @@ def without_flag(**beside: Any) -> dict[str, object]:
     return configuration(**beside)
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.name not in ONE_VALUE], ids=lambda flag: flag.name)
+@together("flag", [flag for flag in FLAGS if flag.name not in ONE_VALUE])
 def test_every_flag_changes_the_configuration(
     flag: Flag, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from forebay.text.tokenizer import Tokenizer
 from scripts.site.pages import DOCS, ROOT
 from tests.server.conftest import MODEL, Running, start
 from tests.server.fake_engine import FakeEngine
+from tests.together import together
 
 ADDRESS = "http://127.0.0.1:30000"  # as it stands in the documents
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((DOCS / "guide").glob("*.md"))]
@@ -52,7 +53,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 COMMANDS = [
-    pytest.param(words[1:], id=" ".join(words[1:]))
+    words[1:]
     for path in PAGES
     for info, text in blocks(path)
     if info.split(" ")[0] in ("sh", "")
@@ -87,7 +88,7 @@ def only_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("only_read")
-@pytest.mark.parametrize("words", COMMANDS)
+@together("words", COMMANDS)
 def test_every_command_is_one(words: list[str]) -> None:
     with pytest.raises(Understood):
         cli._dispatch(words)

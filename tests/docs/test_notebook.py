@@ -16,16 +16,29 @@ import pytest
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "guide" / "library.ipynb"
 
 
-@pytest.mark.long
+def cells() -> list[dict[str, Any]]:
+    return [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+
+
+def compiled(number: int, text: str, *flags: int) -> Any:
+    return compile(text, f"cell {number}", "exec", sum(flags, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
+
+
+def test_each_cell_of_the_notebook_imports_what_there_is_and_none_has_kept_its_output() -> None:
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells())
+    trees = [compiled(number, "".join(cell["source"]), ast.PyCF_ONLY_AST) for number, cell in enumerate(cells())]
+    imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert len(imports) >= 2
+    exec("\n".join(map(ast.unparse, imports)), {})
+
+
+@pytest.mark.slow  # programs with an LLM run every time: tests/docs/test_programs.py
 @pytest.mark.usefixtures("embedded_model")
-def test_each_cell_of_the_notebook_runs_and_none_has_kept_its_output() -> None:
-    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
-    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+def test_each_cell_of_the_notebook_runs() -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     with contextlib.redirect_stdout(io.StringIO()) as told:
-        for number, cell in enumerate(cells):
-            code = compile("".join(cell["source"]), f"cell {number}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-            made = eval(code, names)
+        for number, cell in enumerate(cells()):
+            made = eval(compiled(number, "".join(cell["source"])), names)
             if inspect.iscoroutine(made):
                 asyncio.run(made)
     said = told.getvalue()

@@ -56,6 +56,7 @@ def test_kernels_of_the_best_arm_variant_give_the_bits_of_avx2() -> None:
     } - UNTOUCHED
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("variant", ARM_VARIANTS[1:], ids=lambda variant: variant.name)
 def test_integer_products_are_exact(variant: Variant) -> None:

@@ -72,6 +72,7 @@ def test_another_conversation_goes_on_behind_the_system_prompt(model: Path, stra
     assert ask(cold, user("And roses? " * 12)).token_ids == second.token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 def test_the_next_turn_goes_on_behind_the_last_prompt(model: Path) -> None:
     """C18, C19."""

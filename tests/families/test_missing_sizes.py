@@ -10,13 +10,13 @@ from forebay.base.errors import ModelError
 from forebay.families import TYPES
 from forebay.families.config.model_config import config_of
 from forebay.families.small import small_config
+from tests.together import together
 
 NESTED = [name for name in TYPES if name.endswith("_text")]
 SIZES = "hidden_size", "num_hidden_layers", "intermediate_size"
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("model_type", TYPES)
+@together("model_type", TYPES)
 def test_config_of_type_alone_names_missing_field(model_type: str) -> None:
     with pytest.raises(ModelError, match=r"is (missing|'None')"):
         config_of({"model_type": model_type})

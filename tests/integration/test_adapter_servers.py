@@ -71,6 +71,7 @@ def at_rest(*members: httpx.Client) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_two_servers_with_adapters_give_the_tokens_of_one(pair: Tree, right: dict[str | None, str]) -> None:
     with pair.client() as client, member(client, "prefill") as prefill, member(client, "decode") as decode:
         for name in (None, "one", "two"):
@@ -78,6 +79,7 @@ def test_two_servers_with_adapters_give_the_tokens_of_one(pair: Tree, right: dic
         wait_until(lambda: at_rest(prefill, decode))
 
 
+@pytest.mark.slow
 def test_an_adapter_of_other_files_on_the_other_server_ends_its_requests_with_adapter_mismatch(
     pair: Tree, right: dict[str | None, str]
 ) -> None:

@@ -33,6 +33,7 @@ def model(tmp_path: Path, embedded_model: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_engine_in_a_group_of_the_planned_size_fills_its_caches_without_an_oom_kill(
     model: Path, tmp_path: Path
 ) -> None:

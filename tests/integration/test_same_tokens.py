@@ -81,6 +81,7 @@ def test_a_batch_gives_each_what_it_gets_alone(known: Known, page_size: int, ove
     known.check(known.rig.engine(page_size=page_size, overlap_depth=overlap_depth))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chunk", "count"),
     [pytest.param(1, 4, marks=pytest.mark.slow), (7, 8), pytest.param(16, 8, marks=pytest.mark.slow)],

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from forebay.base.errors import ConfigError
@@ -157,12 +157,14 @@ def is_no_worse(budget: MemoryBudget, other: MemoryBudget) -> bool:
     return sizes[0] >= sizes[1] or (has_more and sizes[0][0] >= sizes[1][0] - sizes[1][0] // 8)
 
 
+@settings(max_examples=50)
 @given(demands)
 def test_divide_memory_more_memory_never_serves_less(demand: MemoryDemand) -> None:
     less = divided(demand)
     assert is_no_worse(divide_memory(replace(demand, kv_cache_bytes=2 * demand.kv_cache_bytes)), less)
 
 
+@settings(max_examples=50)
 @given(demands)
 def test_divide_memory_larger_slots_never_serve_more(demand: MemoryDemand) -> None:
     kinds = tuple(replace(kind, slot_bytes=2 * kind.slot_bytes) for kind in demand.kinds)
@@ -177,6 +179,7 @@ def serves_all(budget: MemoryBudget, demand: MemoryDemand, width: int) -> bool:
     return enough and budget.num_rows == rows and budget.demand.width == width
 
 
+@settings(max_examples=50)
 @given(demands)
 def test_divide_memory_without_spare_cache_takes_the_least_that_serves_all_at_full_context(
     demand: MemoryDemand,

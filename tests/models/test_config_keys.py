@@ -18,6 +18,7 @@ from forebay.families.config.model_config import config_from_folder
 from forebay.ops import Ops
 from tests.models.config_keys import COMMON, ROPES, ChangedKeys
 from tests.models.tiny import CASE_OF, by_tier
+from tests.together import together
 
 # Of types whose own defaults cannot be built.
 NEEDED = {
@@ -132,8 +133,7 @@ _NO_MODEL_OF_DEFAULTS = {
 }
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("model_type", TYPES)
+@together("model_type", TYPES)
 def test_what_transformers_writes_by_itself_is_all_known(model_type, tmp_path):
     """So that the warning of unknown options means something."""
     fields = {**CONFIG_MAPPING[model_type]().to_dict(), **NEEDED.get(model_type, {})}

@@ -20,6 +20,7 @@ from forebay.pools.cache_spec import FullAttention, SlidingWindow
 from tests.formats.gguf_files import llama_metadata, llama_tensors, write_gguf
 from tests.models.drive import Driver
 from tests.models.tiny import make_tiny, random_ids
+from tests.together import together
 
 TORCH = make_ops("torch", 1)
 
@@ -28,8 +29,7 @@ def load_float32(path, **options):
     return models.load(open_checkpoint(path), ops=TORCH, dtype=torch.float32, **options)
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("model_type", TYPES)
+@together("model_type", TYPES)
 def test_each_model_type_that_can_be_opened_has_a_file(model_type, tiny):
     config = open_checkpoint(tiny(model_type).path).config
     assert models.describe(config).max_positions == config.max_position_embeddings

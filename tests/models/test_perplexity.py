@@ -43,6 +43,7 @@ def test_perplexity_as_served_is_within_half_a_percent_of_float32(native):
     assert abs(more.value) < perplexity.LIMIT, f"{more.value:+.3%} ± {more.error:.3%}"
 
 
+@pytest.mark.slow
 @embedded
 def test_perplexity_of_a_page_is_that_of_float32_within_its_error(native):
     more = perplexity.change(as_served(native, SHORT), reference(SHORT))

@@ -55,7 +55,7 @@ def insert(file: Path, line: str, *, behind: str) -> None:
     file.write_text(text.replace(behind, behind + line))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_column_is_one_declaration_and_one_reader(tmp_path):
     """Bounds, encoding, the copy to the device, padding and warm-up come with the declaration (C10, C13)."""
     shutil.copytree(REPOSITORY / "forebay", tmp_path / "forebay")

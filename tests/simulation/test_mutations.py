@@ -45,6 +45,7 @@ FOUND_AT = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_simulator_finds(name: str) -> None:
     seed = MUTATIONS.found_after(name, [FOUND_AT.get(name, 0), *range(PER_COMMIT)])

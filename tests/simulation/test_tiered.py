@@ -51,6 +51,7 @@ def trust_what_a_failed_launch_left(residents: Residents, held: Allocation, arri
 ADMIT, CHANGE = Residents.admit, HisparseCoordinator.change
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("owner", "name", "mistake", "seeds"),

@@ -24,7 +24,7 @@ def test_k1_traffic_of_all_kinds_leaves_nothing_behind(caplog: pytest.LogCapture
     caplog.set_level(logging.ERROR)
     with Soak() as soak:
         for _ in range(WARM_UP + 1):
-            soak.block(60)
+            soak.block(30)
         assert_nothing_grows(soak)
     counters = soak.engine.core.scheduler.counters
     assert soak.told.counts.keys() == {"whole", "stream", "given up", "bad", "broken off", "hit"}

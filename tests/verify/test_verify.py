@@ -188,7 +188,7 @@ def test_differing_log_probabilities_of_equal_tokens_are_reported() -> None:
 
 async def test_what_changes_tokens_is_found_and_what_did_not_come_about_is_not_counted(small_model: Path) -> None:
     """KV in eight bits is another model, as a stale page or state would be."""
-    verification = Verification({"model_path": str(small_model)}, num=4, max_tokens=32, seed=0)
+    verification = Verification({"model_path": str(small_model)}, num=3, max_tokens=16, seed=0)
     await verification.ask_alone()
     by_name = {one.name: one for one in verification.circumstances}
     alone, cached = by_name["one by one again, backwards"], by_name["from the prefix cache"]
