@@ -17,9 +17,8 @@ FIRST_BYTES: Final = 1 << 16  # for the record that stays
 LEAST_BYTES: Final = 1 << 16  # of a buffer
 _HEADER: Final = struct.Struct("<QQQ")
 _LENGTH: Final = struct.Struct("<I")
-_WRITTEN_AT: Final = 8
+_WRITTEN: Final = 1  # the entry of the header
 _pack_length: Final = _LENGTH.pack  # of each record: a step makes three
-_pack_written: Final = struct.Struct("<Q").pack_into
 _FIRST_AT: Final = 64
 _START: Final = _FIRST_AT + FIRST_BYTES
 
@@ -39,7 +38,8 @@ class RecordBuffer:
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._capacity = len(memory) - _START
-        _, self._written, self._oldest = _HEADER.unpack_from(memory)
+        self._header = memoryview(memory)[: _HEADER.size].cast("Q")  # an entry is written at once
+        _, self._written, self._oldest = self._header
 
     @classmethod
     def of(cls, fd: int, num_bytes: int) -> Self:
@@ -73,19 +73,18 @@ class RecordBuffer:
         data = _pack_length(len(record)) + record
         if before is not None:
             data = _pack_length(len(before)) + before + data
-        written, size, capacity = self._written, len(data), self._capacity
-        end = written + size
+        size, capacity, memory = len(data), self._capacity, self._memory
+        end = self._written + size
         if end - self._oldest > capacity:
             if size > capacity:
                 raise ValueError(f"a record of {size - _LENGTH.size} bytes in a buffer of {capacity}")
             self._overwrite(end - capacity)
-        at = written % capacity
-        if at + size <= capacity:
-            self._memory[_START + at : _START + at + size] = data
+        at = self._written % capacity + _START
+        if at + size <= len(memory):
+            memory[at : at + size] = data
         else:
-            self._put(at, data)
-        self._written = end
-        _pack_written(self._memory, _WRITTEN_AT, end)
+            self._put(at - _START, data)
+        self._written = self._header[_WRITTEN] = end
 
     def _put(self, at: int, data: bytes) -> None:
         """Write what goes beyond the end of the buffer at its beginning."""

@@ -122,6 +122,7 @@ class HostWork(Part, frozen=True, kw_only=True):
         return (*self.saves, *self.loads, *self.stores, *self.fetches)
 
 
+NO_KIND_WORK: Final = KindWork()
 NO_HOST_WORK: Final = HostWork()
 
 
@@ -183,7 +184,7 @@ class StepPlan(Part, frozen=True, kw_only=True):
     drafts: Annotated[I64, Column("G", "tokens", device=np.int64)] = NO_IDS
     masked: Annotated[I64, Column("Q", "seqs")] = NO_IDS
     writes: RowWrites = RowWrites()
-    kinds: KindWork = KindWork()
+    kinds: KindWork = NO_KIND_WORK
     host: HostWork = NO_HOST_WORK
     pictures: PictureWork = PictureWork()
     admissions: tuple[Admission, ...] = ()

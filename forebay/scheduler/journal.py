@@ -21,10 +21,11 @@ from forebay.memory.retention import RetentionRequest
 from forebay.requests.pictures import Picture
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import Grammar, GrammarKind, Pooling, SamplingParams
-from forebay.requests.step_plan import NO_HOST_WORK, Encode, KindWork, StepPlan, StepResult
+from forebay.requests.step_plan import NO_HOST_WORK, NO_KIND_WORK, Encode, KindWork, StepPlan, StepResult
 from forebay.requests.transfers import Arrived, Broken, Closed, Event, Offered, Rendezvous, Renewed, Sent, Ticket
 
-_IDLE: Final = [(name, getattr(KindWork(), name)) for name in KindWork.__struct_fields__]  # parts without work
+# Parts without work.
+_IDLE: Final = [(name, getattr(NO_KIND_WORK, name)) for name in NO_KIND_WORK.__struct_fields__]
 _ANY: Final = Grammar(GrammarKind.JSON_OBJECT)
 
 
@@ -204,7 +205,7 @@ class Planned(Entry, frozen=True, tag="planned"):
             plan.starts.tobytes() if plan.num_extends else b"",
             plan.sample_mask.tobytes(),
             tuple([(start.row, start.request_id) for start in plan.admissions]) if plan.admissions else (),
-            _checksum(plan),
+            checksum_of(plan),
         )
 
 
@@ -433,19 +434,18 @@ Record = (
     | Marked
     | Beyond
 )
-Journal = Callable[[Record], None]
+Journal = Callable[[Record | StepPlan], None]
+"""Takes records, and plans as they are: a record of a plan costs more than an unchanged one needs."""
 
 
-def _checksum(plan: StepPlan) -> int:
+def checksum_of(plan: StepPlan) -> int:
     """Return a checksum of where a plan writes and reads: its work for the page table, kinds of cache, copies and
     pictures, without tokens."""
     sum_ = 0
     if len(plan.writes.write_rows):
         sum_ = _of_part(plan.writes, sum_)
-    for name, idle in _IDLE:
-        part = getattr(plan.kinds, name)
-        if part is not idle:
-            sum_ = _of_part(part, sum_)
+    if plan.kinds is not NO_KIND_WORK:
+        sum_ = _of_kinds(plan.kinds, sum_)
     pictures = plan.pictures
     if plan.num_extends or plan.admissions or pictures.encodes or pictures.drops:
         sum_ = _of_prompts(plan, sum_)
@@ -456,6 +456,14 @@ def _checksum(plan: StepPlan) -> int:
             for kind, ids in copy.slots.items():
                 sum_ = zlib.crc32(ids.tobytes(), zlib.crc32(kind.encode(), sum_))
         sum_ = zlib.crc32(repr(plan.host.drops).encode(), sum_)
+    return sum_
+
+
+def _of_kinds(work: KindWork, sum_: int) -> int:
+    for name, idle in _IDLE:
+        part = getattr(work, name)
+        if part is not idle:
+            sum_ = _of_part(part, sum_)
     return sum_
 
 

@@ -34,7 +34,6 @@ from forebay.scheduler.journal import (
     Expired,
     Flushed,
     FlushedOn,
-    Planned,
     Planning,
     Reclaimed,
     Recovering,
@@ -190,7 +189,7 @@ class Scheduler:
         if draft.chunks:
             self.queues.launch_extends(draft.chunks)
         if self.queues.journal is not None:
-            self.queues.journal(Planned.of(plan))
+            self.queues.journal(plan)
         return plan
 
     def _before_plan(self, now: float) -> None:

@@ -104,7 +104,7 @@ FLIGHTS = (
     Mutant(
         "C19 a replay compares each plan",
         "engine/recorder/replay.py",
-        "            if recorded != record:\n",
+        "            if recorded != planned:\n",
         "            if recorded is None:\n",
         f"{_FILES}::test_replay_plan_that_differs_is_printed_beside_the_recorded_one",
     ),

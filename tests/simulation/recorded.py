@@ -5,6 +5,7 @@ python -m tests.simulation.recorded --seeds 0:500 --jobs 1
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -18,7 +19,7 @@ from forebay.engine.recorder.replay import Outcome, Replay
 from forebay.memory import pictures as memory
 from forebay.memory.adapters import AdapterChanged
 from forebay.scheduler import admission
-from forebay.scheduler.journal import Added, Halted, Record, Transferred
+from forebay.scheduler.journal import Added, Halted, Planned, Record, Transferred
 from tests.simulation import adapting, adapting_pair, pair, pictures, simulator, sleeping
 from tests.simulation.command_line import command_line
 from tests.simulation.liveness import require
@@ -44,9 +45,16 @@ class Replayed:
     adapted: int = 0
     adapters: int = 0
     marks: int = 0
+    digest: str = ""  # of the plans
+
+    @property
+    def steps(self) -> int:
+        return self.plans
 
     def __add__(self, other: Self) -> Self:
-        return type(self)(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "digest"}
+        both = f"{self.digest}{other.digest}"
+        return type(self)(**sums, digest=hashlib.sha256(both.encode()).hexdigest()[:8])
 
 
 class Recording:
@@ -165,6 +173,7 @@ def replayed(recording: Recording) -> Replayed:
         adapted=sum(bool(record.adapter) for record in records if isinstance(record, Added)),
         adapters=sum(isinstance(record, AdapterChanged) for record in records),
         marks=len(recording.marks),
+        digest=hashlib.sha256(repr([record for record in records if isinstance(record, Planned)]).encode()).hexdigest(),
     )
 
 

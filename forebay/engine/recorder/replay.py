@@ -342,21 +342,21 @@ class Replay:
 
     # -- what the replayed scheduler writes ----------------------------------------------------------------------------
 
-    def _decided(self, record: Record) -> None:
+    def _decided(self, record: Record | StepPlan) -> None:
         """Compare a plan with the recorded one; a halt plans inside its own record."""
         if isinstance(record, Planning):
             if isinstance(self._cursor.records[self._cursor.at - 1], HaltPlanning):
                 self._cursor.take(Planning)
-        elif isinstance(record, Planned):
-            recorded = self._cursor.take(Planned)
+        elif isinstance(record, StepPlan):
+            recorded, planned = self._cursor.take(Planned), Planned.of(record)
             if recorded is None and self._cursor.peek() is None:
-                self._planned(self.scheduler.queues.flights[-1].plan)  # a plan is recorded with what follows it
+                self._planned(record)  # a plan is recorded with what follows it
                 return
-            if recorded != record:
-                self._differ(recorded if isinstance(recorded, Planned) else None, record)
+            if recorded != planned:
+                self._differ(recorded if isinstance(recorded, Planned) else None, planned)
                 return
             self.outcome.num_plans += 1
-            self._planned(self.scheduler.queues.flights[-1].plan)
+            self._planned(record)
 
     def _planned(self, plan: StepPlan) -> None:
         self.plans[plan.step] = self.last = plan
