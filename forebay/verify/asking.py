@@ -13,8 +13,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from forebay.base.errors import Unavailable, from_code
-from forebay.config.engine_config import EngineConfig
+import msgspec
+
+from forebay.base.errors import EngineError, Unavailable, from_code
+from forebay.config.engine_config import EngineConfig, Exact
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.engine.lifecycle.launch import launch
 from forebay.engine.stream import Stream
@@ -24,6 +26,9 @@ from forebay.requests.updates import CacheReport, FinishReason, History, MemoryR
 from forebay.verify.questions import Question
 
 NONE: Final[Mapping[str, Path]] = MappingProxyType({})
+TORCH: Final = "torch"  # the kernels whose rounding depends on a batch
+_HOT: Final = 2.0  # a temperature
+_SURPRISE: Final = 20.0  # nats: the least improbable of two equal draws that are no chance
 WELL_UNDER_WAY: Final = 3  # tokens: whoever has so many decodes
 
 
@@ -77,12 +82,17 @@ class Difference:
 
 @dataclass(slots=True)
 class Findings:
-    """Results of the comparison so far."""
+    """Results of the comparison so far. With `exact`, log-probabilities of equal tokens must be equal to the bit."""
 
+    exact: bool = False
     num_answers: int = 0
     num_tokens: int = 0
     differences: list[Difference] = field(default_factory=list)
     largest_logprob_gap: float = 0.0
+
+    @property
+    def differ(self) -> bool:
+        return bool(self.differences) or (self.exact and self.largest_logprob_gap > 0.0)
 
     def compare(self, question: Question, alone: Answer, found: Answer) -> None:
         """An answer that was given up need only be the beginning of the other."""
@@ -125,7 +135,7 @@ class Engines:
         adapters: Mapping[str, Path],
     ) -> None:
         self.config, self.engine, self.prefill, self.questions, self.alone = config, engine, prefill, questions, alone
-        self.findings = Findings()
+        self.findings = Findings(exact=config.exact is Exact.ON and config.kernels != TORCH)
         self.answers: dict[int, Answer] = {}
         self.all: list[tuple[int, Answer]] = []
         self.most_at_once = 0
@@ -196,7 +206,17 @@ class Engines:
     ) -> None:
         """Ask one question, and give it up when it has `give_up_after` tokens. `under_way` is set once it decodes, or
         has ended."""
-        question, answer = self.questions[number], Answer()
+        question = self.questions[number]
+        answer = await self._answer(question, give_up_after, under_way)
+        self.answers[number] = answer
+        self.all.append((number, answer))
+        if self.alone:
+            self.findings.compare(question, self.alone[number], answer)
+
+    async def _answer(
+        self, question: Question, give_up_after: int | None = None, under_way: asyncio.Event | None = None
+    ) -> Answer:
+        answer = Answer()
         async with AsyncExitStack() as stack:
             stream = await self._submit(question, stack)
             try:
@@ -214,10 +234,23 @@ class Engines:
                 self.half_decode.set()
                 if under_way:
                     under_way.set()
-        self.answers[number] = answer
-        self.all.append((number, answer))
-        if self.alone:
-            self.findings.compare(question, self.alone[number], answer)
+        return answer
+
+    async def check_draws(self) -> None:
+        """Draw two answers with different seeds at a high temperature.
+
+        Raise EngineError if they are equal, or one token is drawn at all places, unless the model expects that."""
+        first = self.questions[0]
+        drawn = []
+        for seed in (1, 2):
+            params = msgspec.structs.replace(first.params, temperature=_HOT, seed=seed)
+            drawn.append(await self._answer(first._replace(params=params)))
+        if all(-sum(entry.logprob for entry in answer.logprobs) > _SURPRISE for answer in drawn):
+            one, other = drawn
+            if one.tokens == other.tokens:
+                raise EngineError("seeds 1 and 2 draw the same tokens: draws do not depend on the seed")
+            if any(len({*answer.tokens}) == 1 for answer in drawn):
+                raise EngineError("one token is drawn at all places: draws do not depend on the position")
 
     async def load_anew(self) -> None:
         """Load each adapter under the name of the next one, in its place: questions name it so from then on."""

@@ -112,15 +112,19 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
     to_host: Settings = {"host copies": {"retraction_host_bytes": _HOST_BYTES}}
     tier: Settings = {"host cache": {"host_cache_bytes": _HOST_BYTES}}
     drafts: Settings = {"drafts": speculative}
+    often: Settings = {"states often": {"mamba_track_interval": room.page_size}}
     found = [
         Circumstance("one by one again, backwards", {}, _backwards, lambda engines, count: "each alone", _answered),
+        Circumstance("other seeds", {}, _other_seeds, lambda engines, count: "seeds and positions matter", _answered),
         Circumstance("all at once, from graphs", _GRAPHS, _at_once, _from_graphs, _was_replayed),
         Circumstance("coming and going", _GRAPHS, _coming, _concurrency, _was_concurrent),
         Circumstance("prompts in chunks", {**_GRAPHS, **chunks}, _coming, _in_chunks, _cut),
         Circumstance("steps planned ahead", {**_GRAPHS, **_AHEAD}, _coming, _steps_ahead, _was_ahead),
         Circumstance("two ranks", {**_GRAPHS, **_TWO_RANKS}, _coming, _on_ranks, _was_replayed),
         Circumstance("pages of one token", one_token, _coming, _concurrency, _was_concurrent),
-        Circumstance("from the prefix cache", {**_GRAPHS, **_CACHE}, _twice, _from_cache, _hit, asks_derived=True),
+        Circumstance(
+            "from the prefix cache", {**_GRAPHS, **_CACHE, **often}, _twice, _from_cache, _hit, asks_derived=True
+        ),
         Circumstance("evicted and asked again", {**_CACHE, **small}, _twice, _evicted, _missed_as_evicted),
         Circumstance("from host memory", {**_GRAPHS, **_CACHE, **small, **tier}, _twice, _loaded, _came_from_host),
         Circumstance("retracted", {**pressed, **_GRAPHS}, _pressed, _retracted, _computed_again),
@@ -131,7 +135,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         *(_apart(backend) for backend in (TransferBackend.SHM, TransferBackend.TCP)),
         Circumstance(
             "all of it, planned ahead",
-            {**tight, **_CACHE, **_GRAPHS, **chunks, **_AHEAD},
+            {**tight, **_CACHE, **often, **_GRAPHS, **chunks, **_AHEAD},
             _all,
             _much,
             _was_ahead,
@@ -139,12 +143,13 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         ),
         Circumstance(
             "all of it, speculative",
-            {**tight, **_CACHE, **_GRAPHS, **chunks, **drafts},
+            {**tight, **_CACHE, **often, **_GRAPHS, **chunks, **drafts},
             _all,
             _much,
             _drafted(speculative),
             asks_derived=True,
         ),
+        _all_apart({**_CACHE, **often, **_GRAPHS, **chunks}, drafts),
     ]
     if tiers:
         found += _in_tiers({"two tiers": tiers}, {**tight, **chunks, **drafts}, _drafted(speculative))
@@ -193,6 +198,22 @@ def _apart(backend: TransferBackend) -> Circumstance:
         for mode in (DisaggregationMode.DECODE, DisaggregationMode.PREFILL)
     ]
     return Circumstance(name, {"roles": sides[0]}, _coming, _transferred, _came_over, prefill_flags=sides[1])
+
+
+def _all_apart(both: Settings, drafts: Settings) -> Circumstance:
+    """Return the circumstance of two engines with as much around a request as can be."""
+    one = _apart(TransferBackend.SHM)
+    shared = {name: value for flags in both.values() for name, value in flags.items()}
+    decode: Settings = {"decode's prefix cache": {"disaggregation_decode_enable_radix_cache": True}}
+    return Circumstance(
+        "all of it, prefill and decode",
+        {**both, **decode, **drafts, **one.settings},
+        _all,
+        _transferred,
+        _came_over,
+        prefill_flags={**shared, **one.prefill_flags},
+        asks_derived=True,
+    )
 
 
 def _in_tiers(tiers: Settings, others: Settings, drafted: Touched) -> list[Circumstance]:
@@ -275,6 +296,11 @@ def _of_an_adapter(touched: Touched) -> Touched:
 
 async def _backwards(engines: Engines) -> None:
     await engines.ask_one_by_one(backwards=True)
+
+
+async def _other_seeds(engines: Engines) -> None:
+    await engines.check_draws()
+    await engines.ask_one_by_one()
 
 
 async def _at_once(engines: Engines) -> None:

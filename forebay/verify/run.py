@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from forebay.base.errors import ConfigError, Conflict, ForebayError, ModelError
+from forebay.base.errors import ConfigError, Conflict, EngineError, ForebayError, ModelError
 from forebay.config.engine_config import EngineConfig, KnownAnswer
 from forebay.config.flag import Value
 from forebay.config.resolve import resolve
@@ -115,7 +115,8 @@ class Verification:
         """Run each question alone and store the answers as the baseline, then the questions made of these answers."""
         base = self.baseline
         base.alone = await self._ask_alone(self.questions, self._roomy[0], NONE)
-        base.derived = derived(self.questions, [answer.tokens for answer in base.alone])
+        answers = [answer.tokens for answer in base.alone]
+        base.derived = derived(self.questions, answers, self.config.memory.context_length)
         if base.derived:
             base.derived_alone = await self._ask_alone(base.derived, self._roomy[0], NONE)
 
@@ -128,7 +129,10 @@ class Verification:
         if circumstance.adapted and not base.adapted_alone:
             with made_adapters(self.config.model_path, self._seed) as paths:
                 asked, flags = self._adapted[: len(self.questions)], {**self._roomy[1], **settings(paths)}
-                base.adapted_alone = [*await self._ask_alone(asked, flags, paths), *base.alone]
+                found = await self._ask_alone(asked, flags, paths)
+            if all(one.logprobs == of_model.logprobs for one, of_model in zip(found, base.alone, strict=True)):
+                raise EngineError("adapters change no log-probability of any answer")
+            base.adapted_alone = [*found, *base.alone]
 
     async def _ask_alone(self, questions: Sequence[Question], flags: Flags, paths: Mapping[str, Path]) -> list[Answer]:
         async with started([self._resolved(flags)], questions, adapters=paths) as engines:
@@ -175,8 +179,10 @@ class Verification:
             first = first_error(failure)
             refused = isinstance(first, Conflict) and first.code == "not_releasable"
             return Outcome(name, Verdict.LEFT_OUT if refused else Verdict.FAILED, first.message, findings)
-        if findings.differences:
-            return Outcome(name, Verdict.DIFFERENT, shown, findings, num_rounds=num_rounds)
+        if findings.differ:
+            gap = f"; log-probabilities of equal tokens are up to {findings.largest_logprob_gap:.2g} apart"
+            what = shown if findings.differences else f"{shown}{gap}"
+            return Outcome(name, Verdict.DIFFERENT, what, findings, num_rounds=num_rounds)
         if shown and missing:
             return Outcome(name, Verdict.NOT_SHOWN, f"{shown}; but not for: {', '.join(missing)}", findings)
         return Outcome(name, Verdict.SAME if shown else Verdict.NOT_SHOWN, shown, findings)
@@ -259,7 +265,7 @@ def known_answers(questions: Sequence[Question], alone: Sequence[Answer]) -> tup
 
 
 def _differed(engines: Engines, question: Question, answer: Answer) -> bool:
-    return bool(engines.findings.differences)
+    return engines.findings.differ
 
 
 async def _play(circumstance: Circumstance, engines: Engines, most_rounds: int) -> tuple[int, list[str]]:

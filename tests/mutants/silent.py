@@ -18,6 +18,8 @@ _FAILURE: Final = "is about a step that fails or is not finite"
 _DRAFTS: Final = "proposes other draft tokens; what is accepted is what is sampled"
 _PICTURES: Final = "the model takes no pictures"
 _POOLED: Final = "the model gives no embeddings"
+_ROUTERS: Final = "changes what routers learn of the cache, and nothing in the engine"
+_REPAIRED: Final = "what was not stored fails its checksum when it is loaded, and is computed again"
 _RECORD: Final = "is about what the flight recorder has"
 _HEAD: Final = "the model has no draft layers"
 
@@ -44,7 +46,6 @@ _BY_REASON: Final = {
         "C18 of a split node the windows of the upper part go first",
         "C18 the cache takes over windows that it had lost",
         "C18 a flush drops no page that was cached after it had begun",
-        "C18 a wish that no step came to leaves what was tracked",
         "C18 a retained prefix keeps its state",
         "C18 a retained state stays although a later one shadows it",
         "C18 a retained prefix keeps its window",
@@ -55,6 +56,7 @@ _BY_REASON: Final = {
         "C18 windows of a hit that a prompt from elsewhere has left behind are locked no longer",
         "C18 of two equal copies of a window the request keeps none",
         "C26 an ended request drops its copy on the host",
+        "C26 what ends before the plan that copies it is not copied",
         "C26 what is saved on the host stays within its limit",
         "C26 a copy on the host is gone when it has been loaded",
     ),
@@ -71,13 +73,17 @@ _BY_REASON: Final = {
         "C16 a draft is accepted in part only if a token behind an accepted one was rejected",
     ),
     _FAILURE: (
-        "C26 C30 nobody relies on a copy that a failed step was to make",
         "C16 C30 of a request that fails what was chosen before is told",
         "C26 C30 what is not finite ends a request that was retracted meanwhile, and its copy goes",
         "C27 C16 what is not finite behind the first rejection harms nobody",
         "C15 a capture that fails costs no request",
     ),
     _DRAFTS: ("C16 guesses of the host go to the rows that they are of",),
+    _ROUTERS: (
+        "C18 routers learn of states",
+        "C18 routers learn of a state that a cached prefix gets later",
+    ),
+    _REPAIRED: ("C19 a step stores before it overwrites",),
     _RECORD: (
         "C19 a failed step is recorded",
         "C19 an abort is recorded",

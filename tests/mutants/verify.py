@@ -49,6 +49,27 @@ VERIFY = (
         "verify/test_shown.py::test_prompt_counts_as_come_over_if_the_decode_engine_computed_none_of_it",
     ),
     Mutant(
+        "C19 equal tokens with other log-probabilities are a difference",
+        "verify/asking.py",
+        "return bool(self.differences) or (self.exact and self.largest_logprob_gap > 0.0)",
+        "return bool(self.differences)",
+        "verify/test_verify.py::test_log_probabilities_that_differ_are_a_difference_of_exact_kernels",
+    ),
+    Mutant(
+        "C28 draws that do not depend on the seed are found",
+        "verify/asking.py",
+        "            if one.tokens == other.tokens:\n",
+        "            if False:\n",
+        "verify/test_verify.py::test_draws_must_depend_on_the_seed_and_on_the_position",
+    ),
+    Mutant(
+        "C28 an engine that hangs is found",
+        "verify/run.py",
+        "                async with engines.limited(self._silence_s + self.baseline.seconds):\n",
+        "                async with engines.limited(1e9):\n",
+        "verify/test_verify.py::test_engine_without_a_token_for_the_limit_is_a_failure_that_says_so",
+    ),
+    Mutant(
         "C28 graphs count as shown for requests that decoded in replayed steps",
         "verify/circumstances.py",
         "    return answer.concurrency > 1 and answer.history.num_replayed > 0\n",

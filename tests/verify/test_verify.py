@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -16,10 +16,11 @@ from typing import Any, cast
 
 import pytest
 
-from forebay.base.errors import ConfigError, Conflict
+from forebay.base.errors import ConfigError, Conflict, EngineError
 from forebay.cli.main import main
 from forebay.cli.verify_engine import summary_of
 from forebay.config.engine_config import EngineConfig
+from forebay.config.flag import Value
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
@@ -93,19 +94,21 @@ def test_questions_made_of_an_answer_go_on_from_inside_it_and_end_at_each_place_
     """C16, C19."""
     asked = make_questions(tokenizer, 16, 32, page_size=16, context_length=2048, seed=3, device="cpu")
     answer = [7, *range(100, 140), 7, 7]
-    going_on, *ending, spelled, late = derived(asked, [answer])
-    assert num_derived(asked) == 1 + len(ending) + 2 == 7
+    going_on, behind, *ending, spelled, late = derived(asked, [answer], 2048)
+    assert num_derived(asked) == 2 + len(ending) + 2 == 8
+    assert behind.prompt == [*asked[0].prompt, *answer, *asked[1].prompt[:2]]
     assert going_on.prompt == [*asked[0].prompt, *answer[:21], *asked[1].prompt[:2]]
     assert going_on.params.max_tokens == 32
     assert [question.params.stop_token_ids for question in ending] == [[136], [137], [138], [139]]
     assert {tuple(question.prompt) for question in ending} == {tuple(asked[0].prompt)}
     assert spelled.params.bad_words == [(120, 121)]
     assert (late.params.stop_token_ids, late.params.min_tokens) == ([120], 25)
-    made = (going_on, *ending, spelled, late)
-    assert [question.number for question in made] == [16, 17, 18, 19, 20, 21, 22]
+    made = (going_on, behind, *ending, spelled, late)
+    assert [question.number for question in made] == [*range(16, 24)]
     assert {question.way for question in made} == {asked[0].way}
-    assert [one.params.stop_token_ids for one in derived(asked, [[5, 5, 6]])[1:5]] == [[5], [6], [5], [6]]
-    assert derived(asked[:7], [answer]) == []
+    assert [one.params.stop_token_ids for one in derived(asked, [[5, 5, 6]], 2048)[2:6]] == [[5], [6], [5], [6]]
+    assert derived(asked[:7], [answer], 2048) == []
+    assert [len(one.prompt) for one in derived(asked, [answer], 80)[:2]] == [48, 48], "within the context"
 
 
 @pytest.mark.parametrize("num", [2, 3, 16, 21, 32])
@@ -125,18 +128,18 @@ async def test_verify_asks_questions_made_of_answers_alone_and_where_they_matter
     monkeypatch.setattr(run, "started", without_processes)
     verification = Verification({"model_path": str(small_model)}, num=16, max_tokens=8, seed=0)
     await verification.ask_alone()
-    assert (len(verification.questions), len(verification.baseline.derived)) == (16, 7)
+    assert (len(verification.questions), len(verification.baseline.derived)) == (16, 8)
     assert verification.baseline.derived[0].prompt[-3] == 5, "inside the answer 5, 6, 7"
-    assert verification._roomy[0]["max_running_requests"] == 23
+    assert verification._roomy[0]["max_running_requests"] == 24
     asked = {}
 
     async def play(engines: Engines) -> None:
         asked[engines.config.scheduling.overlap_depth] = len(engines.questions)
         assert len(engines.alone) == len(engines.questions)
 
-    for one in verification.circumstances[4:8]:
+    for one in verification.circumstances[5:10]:
         await verification.first_difference(replace(one, name="", settings={}, play=play), 1)
-        assert asked.popitem()[1] == (23 if one.name == "from the prefix cache" else 16), one.name
+        assert asked.popitem()[1] == (24 if one.name == "from the prefix cache" else 16), one.name
 
 
 def test_questions_for_a_gpu_have_several_segments_of_its_attention_and_share_some(tokenizer: Tokenizer) -> None:
@@ -221,7 +224,7 @@ async def without_processes(
         return Counter()
 
     async def ask(number: int, **others: object) -> None:
-        engines.answers[number] = said([5, 6, 7])
+        engines.answers[number] = said([5, 6, 7], logprob=-0.75 if questions[number].adapter else -0.5)
 
     engines.counters, engines.ask = counters, ask  # type: ignore[method-assign, assignment]
     yield engines
@@ -240,6 +243,74 @@ async def test_engine_without_a_token_for_the_limit_is_a_failure_that_says_so(
     outcome = await verification.outcome(replace(alone, play=play))
     assert outcome.verdict is Verdict.FAILED
     assert outcome.what == "no request got a token for 0 s: the engine hangs"
+
+
+class Drawn:
+    """Answers that are drawn as given, by their seed."""
+
+    def __init__(self, tokens: dict[int, list[int]], logprob: float) -> None:
+        self._tokens, self._logprob = tokens, logprob
+
+    async def answer(self, question: Question, *others: object) -> Answer:
+        assert question.params.temperature == 2.0
+        return said(self._tokens[question.params.seed], logprob=self._logprob)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "logprob", "error"),
+    [
+        ([5, 6, 7], [7, 6, 5], -8.0, ""),
+        ([5, 6, 7], [5, 6, 7], -8.0, "seeds 1 and 2 draw the same tokens"),
+        ([5, 5, 5], [6, 7, 8], -8.0, "one token is drawn at all places"),
+        ([5, 5, 5], [5, 5, 5], -0.1, ""),  # as the model expects
+    ],
+)
+async def test_draws_must_depend_on_the_seed_and_on_the_position(
+    first: list[int],
+    second: list[int],
+    logprob: float,
+    error: str,
+    small_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Engines, "_answer", Drawn({1: first, 2: second}, logprob).answer)
+    config = Verification({"model_path": str(small_model)}, num=2, max_tokens=8, seed=0).config
+    async with without_processes([config], [QUESTION]) as engines:
+        with pytest.raises(EngineError, match=error) if error else nullcontext():
+            await engines.check_draws()
+
+
+async def test_adapters_that_change_no_log_probability_are_a_failure(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "started", without_processes)
+    verification = Verification({"model_path": str(small_model)}, num=2, max_tokens=8, seed=0)
+    await verification.ask_alone()
+    adapted = next(one for one in verification.circumstances if one.adapted)
+    await verification.ask_alone_for(adapted)
+    assert len(verification.baseline.adapted_alone) == 4
+    verification.baseline.adapted_alone = []
+    verification.baseline.alone = [said([5, 6, 7], logprob=-0.75)] * 2
+    outcome = await verification.outcome(adapted)
+    assert (outcome.verdict, outcome.what) == (Verdict.FAILED, "adapters change no log-probability of any answer")
+
+
+@pytest.mark.parametrize(("kernels", "verdict"), [("", Verdict.DIFFERENT), ("torch", Verdict.SAME)])
+async def test_log_probabilities_that_differ_are_a_difference_of_exact_kernels(
+    kernels: str, verdict: Verdict, small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(engines: Engines) -> None:
+        engines.findings.compare(QUESTION, said([5, 6]), said([5, 6], logprob=-0.75))
+        engines.all += [(number, said([5, 6])) for number in range(2)]
+
+    monkeypatch.setattr(run, "started", without_processes)
+    given: dict[str, Value] = {"model_path": str(small_model), **({"kernels": kernels} if kernels else {})}
+    verification = Verification(given, num=2, max_tokens=8, seed=0)
+    verification.baseline.alone = [said([5, 6])] * 2
+    alone = verification.circumstances[0]
+    outcome = await verification.outcome(replace(alone, play=play))
+    assert outcome.verdict is verdict
+    assert ("log-probabilities of equal tokens are up to 0.25 apart" in outcome.what) == (not kernels)
 
 
 async def test_each_token_of_any_request_extends_the_limit(small_model: Path) -> None:
