@@ -14,6 +14,7 @@ import torch
 
 from forebay import models
 from forebay.base.errors import ModelError
+from forebay.engine.client.embedding import Texts
 from forebay.families.base.embedding import embedding_of
 from forebay.families.checkpoint import open_checkpoint
 from forebay.formats.stored_tensor import read_tensor
@@ -146,3 +147,17 @@ def test_gguf_first_rows_of_positions_are_those_that_no_token_has(make: Make, tm
     found, expected = (read_tensor(each.tensors[name]) for each in (checkpoint, open_checkpoint(source.path)))
     np.testing.assert_array_equal(found[2:], expected[2:])
     assert found.shape == expected.shape
+
+
+def test_texts_of_a_gguf_file_are_those_of_its_text_encoder(make: Make, tmp_path: Path) -> None:
+    ranker = write_encoder(make("xlm_roberta", "text").path, "xlm_roberta", tmp_path / "m.gguf", labels=LABELS)
+    embedder = write_encoder(make("bert").path, "bert", tmp_path / "n.gguf")
+    found = [Texts.of(str(path), "mean").encoder for path in (ranker, embedder)]
+    assert [(each.model_type, each.labels, each.num_types) for each in found] == [
+        ("xlm_roberta", LABELS, 1),
+        ("bert", (), 2),
+    ]
+
+
+def test_texts_of_a_gguf_file_of_a_decoder_are_no_text_encoders(embedded_model: Path) -> None:
+    assert Texts.of(str(embedded_model), "last").encoder is None

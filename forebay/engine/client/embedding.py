@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 from forebay.base.errors import InvalidRequest, brief
 from forebay.families.base.embedding import LEXICAL, MODULES, MULTI, Embedding, embedding_of
-from forebay.families.config.model_config import ModelConfig, config_from_folder
+from forebay.families.config.model_config import ModelConfig, config_at
 from forebay.families.parts.text_encoder import Head, TextEncoderConfig
-from forebay.formats.files import is_there
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams, check_token_ids
 from forebay.text.resumption import Message
 from forebay.text.tokenizer import Tokenizer
@@ -101,7 +100,8 @@ class Texts:
         """Read the texts of the checkpoint at `model_path`. Raises ModelError for files that are not what their names
         say."""
         path = Path(model_path)
-        found = Encoder.of(config_from_folder(path)) if is_there(path / "config.json") else None
+        config = config_at(path)
+        found = None if config is None else Encoder.of(config)
         embedding = embedding_of(path)
         if found is None and embedding.dense:
             why = f"{MODULES} wants a Dense, which is served of text encoders alone"
@@ -286,7 +286,7 @@ def verdict(data: bytes) -> float:
 def nearness(first: Vector, second: Vector) -> float:
     """Return the cosine of the angle between two vectors; 0 if one has no length."""
     a, b = first.astype(np.float64), second.astype(np.float64)
-    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b) or 1.0))
+    return float(np.clip(a @ b / (np.linalg.norm(a) * np.linalg.norm(b) or 1.0), -1.0, 1.0))
 
 
 def paired(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:

@@ -24,6 +24,7 @@ from forebay.families.config.vision.base import VisionConfig
 from forebay.formats.block_layers import block_packing
 from forebay.formats.files import is_there, read_json
 from forebay.formats.gguf import GgufFile
+from forebay.formats.gguf_parts import SUFFIX, model_file
 from forebay.formats.layer_packing import LayerPacking
 from forebay.formats.packed_layers import packing_of
 from forebay.formats.safetensors import weight_files
@@ -176,6 +177,15 @@ def config_from_folder(folder: Path) -> ModelConfig:
     more = Fields.of_file(read_json(generation), str(generation)) if is_there(generation) else None
     found = config_of(raw, str(folder / "config.json"), generation=more, processor=image_processor(folder))
     return found.in_folder(folder)
+
+
+def config_at(path: Path) -> ModelConfig | None:
+    """Read the configuration of the checkpoint at `path`, a folder or any part of a GGUF model; None if nothing is
+    there. Raises ModelError as the functions for each do."""
+    first = model_file(path)
+    if first.suffix == SUFFIX and first.is_file():
+        return config_from_gguf(GgufFile(first))
+    return config_from_folder(path) if is_there(path / "config.json") else None
 
 
 @dataclass(frozen=True, slots=True)
