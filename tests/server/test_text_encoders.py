@@ -17,6 +17,7 @@ from forebay.families.base.embedding import Embedding
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from tests.server.conftest import MODEL, Running, start
 from tests.server.fake_engine import HIDDEN_SIZE, FakeEngine
+from tests.together import together
 
 VOCAB = 49152
 PLAIN = Encoder(model_type="bert", vocab_size=VOCAB, num_types=2)
@@ -124,6 +125,20 @@ def words_of(tokenizer: Any, text: str) -> dict[int, float]:
     ids = set(tokenizer.encode(text)) - unweighed_ids(tokenizer)
     weights = {token: float(np.float32(0.1 * (token % 7))) for token in sorted(ids)}
     return {token: weight for token, weight in weights.items() if weight}
+
+
+@together("path", ["/embed", "/rerank"])
+def test_tei_truncate_cuts_no_text_and_one_above_the_context_is_refused_with_or_without(
+    path: str, embedder: Running
+) -> None:
+    name = "inputs" if path == "/embed" else "texts"
+    more = {} if path == "/embed" else {"query": "what"}
+    plain = post(embedder, path, **{name: ["hello"]}, **more)
+    assert plain.status_code == 200
+    for truncate in (True, False):
+        assert post(embedder, path, **{name: ["hello"]}, **more, truncate=truncate).json() == plain.json()
+        long = post(embedder, path, **{name: ["a " * 100_000]}, **more, truncate=truncate)
+        assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
 def test_embed_sparse_each_word_has_its_weight_once(weigher: Running) -> None:
