@@ -46,7 +46,8 @@ _QWEN3_VL: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 QWEN3_VL_4B: Final[dict[str, Any]] = {
-    "model_type": "qwen3_vl", "image_token_id": 151655, "tie_word_embeddings": True, "vision_config": {"depth": 24},
+    "model_type": "qwen3_vl", "image_token_id": 151655, "tie_word_embeddings": True,
+    "vision_config": {"depth": 24, "deepstack_visual_indexes": [5, 11, 17]},
     "text_config": {
         **_QWEN3_VL, "model_type": "qwen3_vl_text", "hidden_size": 2560, "intermediate_size": 9728,
         "num_hidden_layers": 36, "num_key_value_heads": 8, "tie_word_embeddings": True,
@@ -210,6 +211,7 @@ GEMMA_4_12B: Final[dict[str, Any]] = {
     "vision_config": {"mm_embed_dim": 3840, "mm_posemb_size": 1120, "output_proj_dims": 3840},
 }  # fmt: skip
 
+# Sizes of both as in google-ai-edge/ai-edge-torch, ai_edge_torch/generative/examples/gemma3n.
 GEMMA_3N_E4B: Final[dict[str, Any]] = {
     "model_type": "gemma3n", "tie_word_embeddings": True,
     "text_config": {
@@ -228,6 +230,75 @@ GEMMA_3N_E2B: Final[dict[str, Any]] = {
     },
 }  # fmt: skip
 
+# As in onnxruntime/mobius, src/mobius/models/granite_swa_test.py.
+GRANITE_SWASH_2B: Final[dict[str, Any]] = {
+    "model_type": "granite_swa", "architectures": ["GraniteSWAForCausalLM"], "vocab_size": 100352, "hidden_size": 2560,
+    "intermediate_size": 8192, "num_hidden_layers": 24, "num_attention_heads": 20, "num_key_value_heads": 4,
+    "hidden_act": "silu", "max_position_embeddings": 8192, "rms_norm_eps": 1e-05, "attention_bias": False,
+    "mlp_bias": False, "tie_word_embeddings": True, "initializer_range": 0.1, "bos_token_id": 100257,
+    "eos_token_id": 100257, "pad_token_id": 100256, "sliding_window": 128,
+    "layer_types": ["full_attention" if i == 0 or i % 4 == 0 else "sliding_attention" for i in range(24)],
+    "embedding_multiplier": 12, "residual_multiplier": 0.28, "logits_scaling": 10, "attention_multiplier": 0.0078125,
+    "rope_theta": 10000,
+}  # fmt: skip
+
+# As in pierre427/mlx2, src/mlx2/adapters/granite_swa.py.
+GRANITE_SWASH_3B_A600M: Final[dict[str, Any]] = {
+    "model_type": "granitemoe_swa", "architectures": ["GraniteMoeSWAForCausalLM"], "vocab_size": 100352,
+    "hidden_size": 1280, "intermediate_size": 512, "num_hidden_layers": 28, "num_attention_heads": 20,
+    "num_key_value_heads": 4, "num_local_experts": 48, "num_experts_per_tok": 4, "shared_intermediate_size": 1280,
+    "sliding_window": 128, "max_position_embeddings": 8192, "tie_word_embeddings": True, "embedding_multiplier": 12,
+    "attention_multiplier": 0.015625, "residual_multiplier": 0.26, "logits_scaling": 5,
+    "layer_types": ["full_attention" if i in (0, *range(3, 28, 4)) else "sliding_attention" for i in range(28)],
+}  # fmt: skip
+
+# Sizes as transformers' configuration class has them by default, but for the pools; names of fields and layers as in
+# the tests of jundot/omlx for the multi-token layer of glm5_next.
+GLM_5_3_FLASH: Final[dict[str, Any]] = {
+    "model_type": "glm5_next", "architectures": ["Glm5NextForConditionalGeneration"],
+    "text_config": {
+        "model_type": "glm5_next_text", "vocab_size": 154880, "hidden_size": 4096, "intermediate_size": 12288,
+        "moe_intermediate_size": 2048, "num_hidden_layers": 45, "num_nextn_predict_layers": 1,
+        "num_attention_heads": 64, "num_key_value_heads": 64, "n_shared_experts": 1, "n_routed_experts": 288,
+        "num_experts_per_tok": 8, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "n_group": 1, "topk_group": 1,
+        "scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_router_dtype": "float32",
+        "first_k_dense_replace": 3, "mlp_layer_types": [*["dense"] * 3, *["sparse"] * 42], "q_lora_rank": 1536,
+        "kv_lora_rank": 512, "qk_rope_head_dim": 0, "qk_nope_head_dim": 256, "v_head_dim": 256, "head_dim": 0,
+        "mla_use_nope": True, "index_head_dim": 128, "index_n_heads": 32, "index_topk": 2048, "index_kpool": 4,
+        "index_kpool_compress": True, "index_kpool_always_select_tail": True, "indexer_rope_interleave": True,
+        "index_share_for_mtp_iteration": True, "swiglu_limit": 10.0, "mhc": True, "hc_mult": 4, "hc_eps": 1e-06,
+        "hc_sinkhorn_iters": 20, "hidden_act": "silu", "rms_norm_eps": 1e-05, "attention_bias": False,
+        "max_position_embeddings": 1048576, "tie_word_embeddings": False,
+        "layer_types": ["deepseek_sparse_attention" if i % 4 == 3 else "linear_attention" for i in range(45)],
+        "linear_attn_config": {
+            "num_heads": 64, "head_dim": 128, "short_conv_kernel_size": 4, "gate_lower_bound": -5.0,
+            "kda_layers": [i for i in range(45) if i % 4 != 3], "full_attn_layers": [*range(3, 45, 4)],
+        },
+    },
+}  # fmt: skip
+
+# As in steadfastgaze/MoEspresso, the tests of its runtime for qwen4.
+QWEN_3_8_FLASH_NEXT: Final[dict[str, Any]] = {
+    "model_type": "qwen4_exp", "tie_word_embeddings": False,
+    "text_config": {
+        "model_type": "qwen4_exp_text", "dtype": "bfloat16", "vocab_size": 248320, "max_position_embeddings": 262144,
+        "hidden_size": 2560, "num_hidden_layers": 48, "hidden_act": "silu", "hc_count": 4, "hc_lowrank": 320,
+        "head_dim": 256, "num_attention_heads": 24, "num_key_value_heads": 2, "indexer_n_heads": 4,
+        "indexer_kv_heads": 1, "indexer_head_dim": 128, "indexer_budget": 2048, "indexer_compress_ratio": 4,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 48, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "num_experts": 512, "num_experts_per_tok": 10,
+        "norm_topk_prob": True, "moe_intermediate_size": 640, "shared_expert_intermediate_size": 640, "ngram_size": 3,
+        "heads_per_ngram": 8, "ple_embed_dim": 2560, "ple_conv_kernel_size": 4, "ple_layer_ids": [2],
+        "ngram_vocab_size_base": 20000000, "make_ngram_vocab_size_divisible_by": 128, "split_ngram_parts": 128,
+        "seed": 1234, "eos_token_id": 248044, "rms_norm_eps": 1e-6, "output_gate_type": "sigmoid",
+        "partial_rotary_factor": 0.25, "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000000, "mrope_interleaved": True, "mrope_section": [11, 11, 10],
+        },
+        "layer_types": ["qwen_sparse_attention" if i % 4 == 3 else "linear_attention" for i in range(48)],
+    },
+}  # fmt: skip
+
 PUBLISHED: Final[dict[str, tuple[dict[str, Any], float]]] = {
     "Qwen/Qwen2.5-VL-3B-Instruct": (QWEN2_5_VL_3B, 3.09),  # of Qwen2.5-3B, as the text of the others
     "Qwen/Qwen2.5-VL-7B-Instruct": (QWEN2_5_VL_7B, 7.62),
@@ -239,13 +310,17 @@ PUBLISHED: Final[dict[str, tuple[dict[str, Any], float]]] = {
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": (MISTRAL_SMALL_3_1_24B, 23.57),
     "mistralai/Ministral-3-3B-Instruct-2512": (MINISTRAL_3_3B, 3.43),
     "moonshotai/Kimi-K2-Instruct": (KIMI_K2, 1026.0),
-    "moonshotai/Kimi-K2.5": (KIMI_K2_5, 1026.0 + 0.47),
+    "moonshotai/Kimi-K2.5": (KIMI_K2_5, 1026.0),
     "LiquidAI/LFM2-VL-1.6B": (LFM2_VL_1_6B, 1.17),
     "mistralai/Mistral-Small-4-119B-2603": (MISTRAL_SMALL_4_119B, 119.0),
-    "meta-models/Muse-Glimmer-30B": (MUSE_GLIMMER_30B, 30.0),
+    "meta-models/Muse-Glimmer-30B": (MUSE_GLIMMER_30B, 30.0 - 1.92),  # without encoder and adapter
     "google/gemma-4-12B": (GEMMA_4_12B, 11.95 - 0.04),  # without the embedders of pictures and sounds
-    "google/gemma-3n-E4B": (GEMMA_3N_E4B, 6.87),  # as llama.cpp counts files of the language model, as the next
+    "google/gemma-3n-E4B": (GEMMA_3N_E4B, 6.87),  # as llama.cpp counts files of the language model, and the next
     "google/gemma-3n-E2B": (GEMMA_3N_E2B, 4.46),
+    "ibm-granite/granite-swash-2b": (GRANITE_SWASH_2B, 2.144),
+    "ibm-granite/granite-swash-3b-a600m": (GRANITE_SWASH_3B_A600M, 3.02),
+    "zai-org/GLM-5.3-Flash": (GLM_5_3_FLASH, 321.0 - 7.4),  # without the layer that drafts
+    "Qwen/Qwen3.8-Flash-Next": (QWEN_3_8_FLASH_NEXT, 125.0 + 51.0),  # the latter in tables of n-grams
     "JetBrains/Mellum2-12B-A2.5B-Base": (MELLUM2_12B_A2_5B, 12.1),
 }
 """Repositories: fields, and the published number of parameters of the language model in billions."""

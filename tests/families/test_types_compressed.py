@@ -126,6 +126,7 @@ def pooled(**fields: Any) -> PooledConfig:
         {"linear_lower_bound": None},
         {"layer_types": [LINEAR, FULL] * 4, "index_topk_pattern": "FF" * 4},
         {"layer_types": [LINEAR, "indexed_attention"] * 4, "num_hidden_layers": 8},
+        {"layer_types": [LINEAR, "deepseek_sparse_attention"] * 4},
         {"num_hidden_layers": 2},
     ],
     ids=str,
@@ -139,6 +140,17 @@ def test_silence_of_glm5_next_means_what_it_means_to_transformers(fields: dict[s
     assert [{FULL: "indexed_attention"}.get(kind, kind) for kind in ours.layer_types] == theirs.layer_types
     assert ours.delta.lower_bound == (theirs.linear_lower_bound or 0)
     assert (ours.page_multiple, ours.sparse_top_k) == (16, 2048 + 15)
+
+
+def test_fields_of_the_published_glm5_next_are_all_known() -> None:
+    """Those that say the same as others, and those of the layer that drafts."""
+    lists = {"kda_layers": [0, 1], "full_attn_layers": [2]}
+    more = {"mhc": True, "mla_use_nope": True, "index_kpool_compress": True, "moe_router_dtype": "float32"}
+    config = pooled(**more, index_share_for_mtp_iteration=True, linear_attn_config={"gate_lower_bound": -5.0, **lists})
+    assert config.unknown_options == ()
+    assert config.delta == pooled().delta
+    with pytest.raises(ModelError, match="mla_use_nope is False"):
+        pooled(mla_use_nope=False)
 
 
 def test_what_transformers_writes_of_glm5_next_is_read_as_what_it_read() -> None:
@@ -217,6 +229,7 @@ def gated(**fields: Any) -> Qwen4Config:
         {},
         {"layer_types": [LINEAR, FULL] * 4, "head_dim": 64, "norm_topk_prob": False},
         {"layer_types": [LINEAR, "indexed_attention"] * 4, "hc_count": 3},
+        {"layer_types": [LINEAR, "qwen_sparse_attention"] * 4},
         {"full_attention_interval": 2, "rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.25}},
     ],
     ids=str,

@@ -23,7 +23,8 @@ from forebay.families.parts.sparse_latent import (
 )
 from forebay.families.parts.streams import hyper_connections
 
-INDEXED: Final = "indexed_attention"  # transformers' name of layers with attention
+# transformers' name of layers with attention, and that of published files.
+INDEXED: Final = ("indexed_attention", "deepseek_sparse_attention")
 
 _LINEAR_NAMES: Final = {
     "head_dim": "linear_head_dim",
@@ -31,12 +32,21 @@ _LINEAR_NAMES: Final = {
     "short_conv_kernel_size": "linear_conv_kernel_dim",
     "gate_lower_bound": "linear_lower_bound",
 }
+# What `layer_types` says as well, in published files.
+_LISTS: Final = ("kda_layers", "full_attn_layers")
+# About the layer that drafts, rotations of which there are none, and the router's numbers, which are float32 here.
+_HARMLESS: Final = frozenset({
+    "head_dim", "index_share_for_mtp_iteration", "indexer_rope_interleave", "mlp_bias", "moe_router_dtype",
+})  # fmt: skip
 _LOWER_BOUND: Final = -5.0
 _NUM_DENSE: Final = 3
 _MOST_POOL: Final = 1024
 _ONLY: Final = {
     "qk_rope_head_dim": 0,
     "index_kpool_always_select_tail": True,
+    "index_kpool_compress": True,
+    "mhc": True,
+    "mla_use_nope": True,
     "scoring_func": "sigmoid",
     "topk_method": "noaux_tc",
     "moe_layer_freq": 1,
@@ -60,7 +70,11 @@ class PooledConfig(SparseLatentConfig):
 
 def parse(fields: Fields) -> PooledConfig:
     """Read GLM-5.3-Flash's fields, those of its delta rule under either name."""
-    linear = fields.under(fields.within("linear_attn_config").renamed(_LINEAR_NAMES, nulls=True))
+    inner = fields.within("linear_attn_config")
+    linear = fields.under(inner.renamed(_LINEAR_NAMES, nulls=True))
+    safe = inner.flag("safe_gate", default=True) and fields.has("linear_attn_config")
+    for name in _LISTS:
+        inner.get(name)
     for name, value in _ONLY.items():
         fields.only(name, value)
     fields = fields.dropped(*ROPE_FIELDS)
@@ -79,7 +93,7 @@ def parse(fields: Fields) -> PooledConfig:
         mlp_layer_types=mlp_layer_types(fields, num_layers, dense=_NUM_DENSE),
         index=index,
         indexer_types=_indexers(fields, layers),
-        delta=kimi_delta(linear, heads=64, head_dim=128, lower_bound=_lower_bound(fields, linear)),
+        delta=kimi_delta(linear, heads=64, head_dim=128, lower_bound=_lower_bound(linear, safe=safe)),
         hyper=hyper_connections(fields),
         limit=fields.positive("swiglu_limit", default=10.0),
     )
@@ -92,9 +106,10 @@ def _latent(fields: Fields) -> Latent:
 
 
 def _layers(fields: Fields, num_layers: int) -> tuple[str, ...]:
-    """Return the layers, those with attention by one name: the file may have either."""
+    """Return the layers, those with attention by one name: the file may have any."""
     computed = [FULL if i % 4 == 3 else LINEAR for i in range(num_layers)]
-    return tuple(FULL if kind == INDEXED else kind for kind in layers_of(fields, computed, (LINEAR, FULL, INDEXED)))
+    found = layers_of(fields, computed, (LINEAR, FULL, *INDEXED))
+    return tuple(FULL if kind in INDEXED else kind for kind in found)
 
 
 def _index(fields: Fields, latent: Latent) -> PooledIndex:
@@ -118,13 +133,12 @@ def _indexers(fields: Fields, layers: Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def _lower_bound(fields: Fields, linear: Fields) -> float:
-    """Return the bound of decays, 0 for none."""
+def _lower_bound(linear: Fields, *, safe: bool) -> float:
+    """Return the bound of decays, 0 for none: a null is that only if gates are not `safe`."""
     null = linear.is_null("linear_lower_bound")
     value = linear.get("linear_lower_bound", _LOWER_BOUND)
     if not is_number(value) or not -1e3 < value < 0:
-        raise fields.wrong("linear_lower_bound", "a number below 0")
-    safe = fields.within("linear_attn_config").flag("safe_gate", default=True) and fields.has("linear_attn_config")
+        raise linear.wrong("linear_lower_bound", "a number below 0")
     return 0.0 if null and not safe else float(value)
 
 
@@ -155,6 +169,6 @@ _MODULES: Final = ((r"\.forget_gate\.", "."),)
 FAMILY: Final = Family(
     parse=parse,
     small=small,
-    harmless=HARMLESS | INDEXER_FIELDS | {"head_dim", "mlp_bias"},
+    harmless=HARMLESS | INDEXER_FIELDS | _HARMLESS,
     names=TensorNames(stacked_experts=True, draft_layers=True, modules=_MODULES),
 )

@@ -14,7 +14,8 @@ from forebay.families.parts.gated_delta import HARMLESS, NAMES, gated_transforme
 from forebay.families.parts.shared_experts import Qwen35MoeConfig, qwen_experts
 from forebay.families.qwen4_exp_text.ngrams import ngrams
 
-_INDEXED: Final = "indexed_attention"  # transformers' name of layers with attention
+# transformers' name of layers with attention, and that of published files.
+_INDEXED: Final = ("indexed_attention", "qwen_sparse_attention")
 _MOST_POOL: Final = 1024
 _MOST_STREAMS: Final = 16
 
@@ -73,7 +74,7 @@ def _layers_renamed(fields: Fields) -> Fields:
     given = fields.get("layer_types")
     if not isinstance(given, list):
         return fields
-    return fields.replaced(layer_types=[FULL if kind == _INDEXED else kind for kind in given])
+    return fields.replaced(layer_types=[FULL if kind in _INDEXED else kind for kind in given])
 
 
 def _index(fields: Fields, rotary_dim: int) -> PooledIndex:
