@@ -136,7 +136,8 @@ class Verification:
 
     async def _ask_alone(self, questions: Sequence[Question], flags: Flags, paths: Mapping[str, Path]) -> list[Answer]:
         async with started([self._resolved(flags)], questions, adapters=paths) as engines:
-            kinds = [*engines.engine.info.slot_bytes, *([PICTURES] if self._pictured else [])]
+            slots = engines.engine.info.slot_bytes
+            kinds = [*(kind for kind, num_bytes in slots.items() if num_bytes), *([PICTURES] if self._pictured else [])]
             self.baseline.kinds = frozenset(kinds)
             began = time.monotonic()
             async with engines.limited(_ALONE * self._silence_s):

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from forebay.base import fault
+from forebay.memory.kv_allocator import KV
 from forebay.verify.circumstances import Circumstance
 from forebay.verify.pictures import PICTURES
 from forebay.verify.run import Verification
@@ -26,7 +27,7 @@ class PlantedFault:
 
 
 FAULTS: Final = (
-    PlantedFault("page_of_another", "a page of another request", "coming and going"),
+    PlantedFault("page_of_another", "a page of another request", "coming and going", needs=KV),
     PlantedFault("state_late", "a state one token late", "from the prefix cache", needs="state"),
     PlantedFault("uncleared_slot", "an uncleared slot", "coming and going", needs="state"),
     PlantedFault("unpadded_tail", "an unpadded tail", "all of it, planned ahead"),

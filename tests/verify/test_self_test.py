@@ -52,13 +52,13 @@ def test_fault_that_does_not_exist_is_refused() -> None:
         fault.disarm()
 
 
-KINDS = frozenset({"state", PICTURES})
+KINDS = frozenset({"kv", "state", PICTURES})
 
 
 class FakeVerification(Verification):
     """Circumstances with given verdicts, without a fault and by the fault that is armed."""
 
-    def __init__(self, clean: Verdict, by_fault: dict[str, Verdict], kinds: frozenset[str] = frozenset()) -> None:
+    def __init__(self, clean: Verdict, by_fault: dict[str, Verdict], kinds: frozenset[str] = frozenset({"kv"})) -> None:
         self.clean, self.by_fault, self.baseline = clean, by_fault, Baseline(kinds=kinds)
         names = dict.fromkeys(one.circumstance for one in FAULTS)
         self.circumstances = [Circumstance(name, {}, *[None] * 3) for name in names]  # type: ignore[list-item]
