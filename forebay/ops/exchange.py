@@ -111,17 +111,19 @@ class Transport(Protocol):
 class GatheredExchange(Exchange):
     """See `Exchange`, on any device: each exchange gathers the parts of all ranks, and takes from them.
 
-    It does not detect that a rank has ended: the processes of the ranks end together.
+    It does not detect that another rank has ended: the processes of the ranks end together.
     """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self.rank, self.size, self.in_graphs = transport.rank, transport.size, transport.in_graphs
+        self._has_ended = False
 
     def gather(self, part: Tensor, units: int | None = None) -> Tensor:
         counts = [len(units_of(rank, self.size, units or self.size)) for rank in range(self.size)]
         unit = part.shape[1] // counts[self.rank]
-        padded = torch.nn.functional.pad(part, (0, unit * max(counts) - part.shape[1]))
+        missing = unit * max(counts) - part.shape[1]
+        padded = torch.nn.functional.pad(part, (0, missing)) if missing else part
         parts = zip(self._gathered(padded), counts, strict=True)
         return torch.cat([of_rank[:, : unit * count] for of_rank, count in parts], dim=1)
 
@@ -139,10 +141,13 @@ class GatheredExchange(Exchange):
         values.copy_(self._gathered(values)[source])
 
     def check(self) -> None:
-        return
+        """Raise EngineError if this rank was ended."""
+        if self._has_ended:
+            raise LostRank(f"rank {self.rank} of {self.size} was ended: its exchanges are not those of the others")
 
     def end(self) -> None:
-        return
+        """End this rank alone: its checks raise."""
+        self._has_ended = True
 
     def _gathered(self, part: Tensor) -> Tensor:
         return self._transport.gathered(part.contiguous())

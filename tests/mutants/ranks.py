@@ -10,7 +10,7 @@ _LOGITS = "models/test_ranks.py::test_ranks_have_the_logits_of_the_whole_model_t
 _PLANS = "runtime/test_ranks.py::test_ranks_carry_out_the_plans_of_one_with_equal_bits"
 
 _THROUGH_MEMORY = "ops/test_triton_exchange.py::test_exchange_"
-_COMPILED = "ops/test_triton_ptx.py::test_kernels_load_wide_pieces_and_products_fill_matrix_units_without_spills"
+_ORDERED = f"{_THROUGH_MEMORY}through_memory_counts_behind_its_stores_and_loads_behind_the_counts"
 _BY_CONFIGURATION = "engine/ranks/test_exchanges.py::test_exchange_"
 
 RANKS: Final[tuple[Mutant, ...]] = (
@@ -54,21 +54,21 @@ RANKS: Final[tuple[Mutant, ...]] = (
         "ops/triton/exchange.py",
         "        tl.debug_barrier()  # all threads have stored before one of them counts for all\n",
         "",
-        _COMPILED,
+        _ORDERED,
     ),
     Mutant(
         "C28 C31 a count in a GPU's memory releases the part to other processes",
         "ops/triton/exchange.py",
         'sem="release", scope="sys"',
         'sem="relaxed", scope="sys"',
-        _COMPILED,
+        _ORDERED,
     ),
     Mutant(
         "C28 C31 a rank acquires the parts of other processes with their counts",
         "ops/triton/exchange.py",
         'sem="acquire", scope="sys"',
         'sem="acquire", scope="gpu"',
-        _COMPILED,
+        _ORDERED,
     ),
     Mutant(
         "C28 C31 a buffer of the exchange is not written again before all ranks have read it",
@@ -90,6 +90,13 @@ RANKS: Final[tuple[Mutant, ...]] = (
         "return GroupTransport(gloo(store, rank, size, options), in_graphs=False)",
         "return GroupTransport(gloo(store, rank, size, options), in_graphs=True)",
         f"{_BY_CONFIGURATION}of_a_configuration_gives_each_rank_the_parts_of_all",
+    ),
+    Mutant(
+        "C28 C30 a rank on which a capture fails does not go on beside the others",
+        "runtime/graphs/runner.py",
+        "            if not expected:\n                self._failed()\n",
+        "",
+        "runtime/test_ranks.py::test_rank_on_which_a_capture_fails_ends_all",
     ),
     Mutant(
         "C33 NCCL is refused for ranks that share a GPU",

@@ -182,6 +182,14 @@ def test_exchange_that_is_ended_ends_the_waits_of_the_others(kernels: Kernels) -
         first.check()
 
 
+def test_exchange_through_a_group_that_is_ended_raises_at_its_next_check() -> None:
+    first, second = group_exchanges(2)
+    first.end()
+    second.check()
+    with pytest.raises(LostRank, match="rank 0 of 2 was ended"):
+        first.check()
+
+
 def test_exchange_memory_of_a_file_is_that_of_every_mapping(kernels: Kernels) -> None:
     descriptor = os.memfd_create("exchange")
     size = shared_bytes(kernels, 2, 512)

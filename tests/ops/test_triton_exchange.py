@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from forebay.ops.exchange import GatheredExchange
 from tests.ops.forked_ranks import in_processes
 from tests.ops.triton_device import INTERPRETER_ALONE
 
+from triton.runtime import interpreter  # isort: skip
 from forebay.ops.triton import exchange as of_gpu  # isort: skip  # behind the check that Triton is installed
 from forebay.ops.triton.exchange import MemoryTransport, shared_bytes  # isort: skip
 from tests.ops.test_exchange import Case, all_of, expected  # isort: skip
@@ -94,6 +96,32 @@ def test_exchange_through_memory_reads_parts_only_after_all_have_counted() -> No
         return [int(value) for value in transport.gathered(part)[:, 0]]
 
     assert in_processes(2, run) == [[7, 8]] * 2
+
+
+def test_exchange_through_memory_counts_behind_its_stores_and_loads_behind_the_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `test_triton_ptx.py` reads it in the compiled code: the scope is the system, since ranks are processes."""
+    builder, seen = interpreter.interpreter_builder, list[str]()
+
+    def recorded(name: str, *shown: int) -> None:
+        call = getattr(builder, name)
+
+        def record(*args: Any, **options: Any) -> Any:
+            seen.append(" ".join([name, *(args[at].name for at in shown)]))
+            return call(*args, **options)
+
+        monkeypatch.setattr(builder, name, record)
+
+    for name in ("create_masked_load", "create_masked_store", "create_barrier"):
+        recorded(name)
+    recorded("create_atomic_rmw", 0, 4, 5)
+    transport = MemoryTransport(memory_of(2), 0, 2)
+    transport._counts.view(2, -1)[1] = 100
+    transport.gathered(torch.zeros(4, dtype=torch.int32))
+    count, look = "create_atomic_rmw XCHG RELEASE SYSTEM", "create_atomic_rmw ADD ACQUIRE SYSTEM"
+    copy = ["create_masked_load", "create_masked_store"]
+    assert seen == ["create_masked_load", *copy, "create_barrier", count, look, look, *copy, *copy]
 
 
 def test_exchange_copies_by_the_widest_words_of_a_part_and_its_address() -> None:

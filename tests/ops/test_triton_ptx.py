@@ -182,3 +182,9 @@ def test_kernels_of_compressed_attention_streams_tiers_and_encoders_load_wide_pi
         _assert_no_spills(name, code, addresses=4)
     with_products = {name for name, code in found.items() if code.matrix_units}
     assert with_products == {"_attend_entries", "_stream_sums", "segments"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_exchange_of_ranks_releases_and_acquires_parts_in_order_on_every_chip(arch: int) -> None:
+    _assert_ordered(compiled(arch, "exchange")["exchange"])

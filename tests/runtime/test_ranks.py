@@ -9,20 +9,22 @@ from typing import Any
 
 import pytest
 
+from forebay.config.engine_config import CacheTypes
 from forebay.config.resolve import resolve
 from forebay.engine.frames import AddRequest
 from forebay.engine.lifecycle.tiers import EngineTiers
 from forebay.engine.loop import build
 from forebay.formats.quantization import Quantization
+from forebay.memory.budget import PoolSizes
 from forebay.models import Model
 from forebay.ops import Ops
-from forebay.ops.exchange import Exchange
+from forebay.ops.exchange import ALONE, Exchange, LostRank
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Launched, StepPlan, StepResult
 from forebay.runtime import ModelRunner, build_runner
 from forebay.runtime.graphs.backends import Eager
 from tests.kernels import NATIVE, VARIANTS
-from tests.models.ranks import on_ranks
+from tests.models.ranks import model_of, on_ranks, ops_of_ranks
 from tests.models.tiny import page_size_of, random_ids, shared_tiny
 
 pytestmark = pytest.mark.skipif(not VARIANTS, reason="no native kernels for this CPU")
@@ -136,3 +138,28 @@ def test_ranks_of_other_types_carry_out_the_plans_of_one(
 
 def test_four_ranks_with_a_recurrence_carry_out_the_plans_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     check("mamba2", monkeypatch, size=4, page_size=4)
+
+
+class Failing(Eager):
+    """A backend of graphs without memory for one."""
+
+    captures_prompts = False
+
+    def capture(self, step: Any) -> Any:
+        raise MemoryError("no memory left on the device")
+
+
+def test_rank_on_which_a_capture_fails_ends_all() -> None:
+    """Others may be in exchanges of the capture, which this rank does not come to. One rank goes on without graphs."""
+
+    def captured(model: Model, ops: Ops, exchange: Exchange) -> ModelRunner:
+        sizes = PoolSizes(num_slots={"kv": 8}, page_size=4, max_running_requests=2, context_length=16)
+        options: dict[str, Any] = {"sizes": sizes, "max_num_tokens": 8, "vocab_size": 99, "types": CacheTypes()}
+        runner = build_runner(model, ops=ops, device="cpu", exchange=exchange, graphs=Failing(), **options)
+        runner.capture_next()
+        return runner
+
+    path, (ops,) = shared_tiny("llama").path, ops_of_ranks("native", 1)
+    assert not captured(model_of(path, ops), ops, ALONE).decode.captured.graphs
+    with pytest.raises(LostRank):
+        on_ranks(path, captured)

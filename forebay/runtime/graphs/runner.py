@@ -53,7 +53,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
     nothing drifts there however often it is replayed. `sizes` are the B that may be captured; a batch runs in the
     smallest that holds it, a larger one as it is. A size runs eagerly until its `patience`-th use, then is captured: by
     default at the first use if graphs are quickly made. The work `settled` behind a step is captured with it, on the
-    memory that it leaves.
+    memory that it leaves. `failed` is called if a capture fails for another reason than the step itself.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
         backend: GraphBackend,
         settled: Settled | None = None,
         patience: int = 0,
+        failed: Callable[[], None] = lambda: None,
     ) -> None:
         self.sizes = sorted(set(sizes))
         if not self.sizes or self.sizes[0] < 1 or self.sizes[-1] > inputs.num_rows:
@@ -73,7 +74,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
         self.backend = backend
         self._step, self._inputs, self._writes = step, inputs, tuple(writes)
         self.graphs: dict[int, Callable[[], Outputs]] = {}  # by size: what does the captured step again
-        self._settled = settled
+        self._settled, self._failed = settled, failed
         self._settles: dict[int, Callable[[], tuple[()]]] = {}  # by size
         self._records = backend.name != Eager.name
         self.replayed = False  # whether the latest run was
@@ -143,6 +144,8 @@ class GraphRunner(Generic[Inputs, Outputs]):
             expected = isinstance(error, Uncapturable)
             effect = "steps run by their Python, slower"
             log.warning(event("capture_failed", size=size, reason=str(error), effect=effect), exc_info=not expected)
+            if not expected:
+                self._failed()
             return None
         finally:
             if self._settled is not None:

@@ -59,7 +59,9 @@ class DecodeShape(StepShape):
         inputs = DecodeInputs(most, columns=columns, device=rows.last_tokens.device)
         writes = [(rows, "last_tokens"), (rows, "kv_lens")]
         step = DecodeStep(forward, most=most)
-        self.captured = GraphRunner(step, inputs, writes=writes, sizes=sizes, backend=backend)
+        self.captured = GraphRunner(
+            step, inputs, writes=writes, sizes=sizes, backend=backend, failed=forward.capture_failed
+        )
 
     def sampled_rows(self, plan: StepPlan) -> Ids:
         return plan.rows

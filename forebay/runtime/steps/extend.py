@@ -198,7 +198,15 @@ def _captured(forward: Forward, max_num_tokens: int, backend: GraphBackend) -> G
         tokens(sizes[-1], device=device), Sequences(rows.num_rows, device=device), KindTokens(sizes[-1], device=device)
     )
     step, patience = ExtendStep(forward), _PATIENCE if quickly else 0
-    return GraphRunner(step, inputs, writes=[(rows, "kv_lens")], sizes=sizes, backend=backend, patience=patience)
+    return GraphRunner(
+        step,
+        inputs,
+        writes=[(rows, "kv_lens")],
+        sizes=sizes,
+        backend=backend,
+        patience=patience,
+        failed=forward.capture_failed,
+    )
 
 
 def token_counts(most: int, *, quickly: bool) -> list[int]:

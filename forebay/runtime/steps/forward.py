@@ -108,6 +108,11 @@ class Forward:
         self.pages = Pages(rows.req_to_token, cache.page_size)
         self.known = Known(rows.kv_lens, rows.last_tokens, rows.draft_tokens)
 
+    def capture_failed(self) -> None:
+        """Raise EngineError if there are other ranks, which may be in exchanges of the capture: all end."""
+        self._exchange.end()
+        self._exchange.check()
+
     def place(self, batch: Batch, num_tokens: int) -> Placement:
         """Compute the places of the step's tokens: the first operation of a step."""
         return self.ops.steps.place_tokens(*batch, self.rows.kv_lens, self.pages, num_tokens)

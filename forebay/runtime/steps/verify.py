@@ -113,6 +113,7 @@ class VerifyShape(StepShape):
             settled=step if settles(forward.kinds) else None,
             sizes=default_sizes(longest, quickly=backend.captures_quickly),
             backend=backend,
+            failed=forward.capture_failed,
         )
 
     def sampled_rows(self, plan: StepPlan) -> Ids:
