@@ -40,14 +40,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
 
 
-# A module's and not the session's: while it is up an event loop runs in this thread, and no other test could have one.
-@pytest.fixture(scope="module")
+# The package's and not the session's: while it is up an event loop runs in this thread, and no other test could have
+# one.
+@pytest.fixture(scope="package")
 def playwright() -> Iterator[Playwright]:
     with sync_playwright() as started:
         yield started
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chromium(
     playwright: Playwright, browser: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[BrowserContext]:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from forebay.server.openapi.page import anchor
 from scripts.site.pages import DOCS, MADE, ROOT, complete, written
@@ -23,15 +24,20 @@ def pages() -> dict[Path, str]:
     return own | {path: path.read_text() for path in others}
 
 
+@cache
+def tokens_of(text: str) -> list[Token]:
+    return READER.parse(text)
+
+
 def links(text: str) -> list[str]:
-    inside = (token.children or [] for token in READER.parse(text) if token.type == "inline")
+    inside = (token.children or [] for token in tokens_of(text) if token.type == "inline")
     found = [child for children in inside for child in children if child.type in ("link_open", "image")]
     return [str(child.attrs.get("href", child.attrs.get("src"))) for child in found]
 
 
 @cache
 def anchors(text: str) -> set[str]:
-    tokens = READER.parse(text)
+    tokens = tokens_of(text)
     heads = (tokens[i + 1] for i, token in enumerate(tokens) if token.type == "heading_open")
     return {anchor("".join(part.content for part in head.children or ())) for head in heads}
 

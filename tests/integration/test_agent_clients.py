@@ -43,6 +43,7 @@ def is_object(text: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_openai_chat_cut_off_call_goes_back_and_is_answered(tree: Tree) -> None:
     tools: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}]
     messages: list[Any] = [{"role": "user", "content": ASKED}]
@@ -61,6 +62,7 @@ def test_openai_chat_cut_off_call_goes_back_and_is_answered(tree: Tree) -> None:
     assert messages[-2].content
 
 
+@pytest.mark.slow
 def test_openai_responses_cut_off_call_goes_back_and_is_answered(tree: Tree) -> None:
     tools: Any = [{"type": "function", "name": "get_weather", "parameters": SCHEMA, "strict": False}]
     items: list[Any] = [{"role": "user", "content": ASKED}]
@@ -79,6 +81,7 @@ def test_openai_responses_cut_off_call_goes_back_and_is_answered(tree: Tree) -> 
     assert answer.output_text
 
 
+@pytest.mark.slow
 def test_anthropic_cut_off_call_goes_back_and_is_answered(tree: Tree) -> None:
     tools: Any = [{"name": "get_weather", "input_schema": SCHEMA}]
     messages: list[Any] = [{"role": "user", "content": ASKED}]

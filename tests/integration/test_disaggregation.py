@@ -405,6 +405,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "guesses"), KINDS)
 def test_c21_windows_and_states_arrive_in_another_process(kind: str, guesses: bool, tmp_path: Path) -> None:
     """Twice, so that what prefill had kept is sent, too. Log-probabilities tell more than a random model's tokens."""

@@ -15,6 +15,12 @@ from tests.mutants.mutant import REPOSITORY, Hangs, Overlay, Stale, tried
 from tests.mutants.sites import sites
 
 
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have pytest in another process load no plugin that is installed, which takes most of its time."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 @pytest.mark.parametrize(
     ("source", "changed"),
     [
@@ -60,6 +66,7 @@ def test_area_runs_tests_named_like_the_module_first_then_those_that_import_it()
     assert not any("forebay.scheduler.halt" in (REPOSITORY / test).read_text() for test in others)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("area", AREAS)
 def test_draw_is_even_by_file_repeats_with_its_seed_and_is_python(area: str) -> None:
     files = AREAS[area].files()
@@ -141,6 +148,7 @@ def test_change_is_found_by_a_test_that_passes_without_it(first: str | Stale, ag
     assert outcome(Copy(), AREAS["scheduler"], change, unknown) == result  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("bare")
 def test_first_failure_is_named_without_its_parameters(tmp_path: Path) -> None:
     overlay = object.__new__(Overlay)
     overlay.root = tmp_path
@@ -151,6 +159,7 @@ def test_first_failure_is_named_without_its_parameters(tmp_path: Path) -> None:
     assert overlay.first_failure(["tests/test_y.py"]) == "tests/test_y.py::test_x"
 
 
+@pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize(
     ("file", "text"),
     [("conftest.py", "import nothing_like_it"), ("test_y.py", "import os\nos.kill(os.getpid(), 9)")],
@@ -165,6 +174,7 @@ def test_first_failure_that_ends_pytest_itself_is_of_the_first_test(file: str, t
     assert overlay.first_failure(["tests/test_y.py::test_x"]) == "tests/test_y.py::test_x"
 
 
+@pytest.mark.usefixtures("bare")
 def test_first_failure_of_tests_that_are_not_there_is_none_of_the_change(tmp_path: Path) -> None:
     overlay = object.__new__(Overlay)
     overlay.root = tmp_path

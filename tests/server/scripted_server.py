@@ -10,7 +10,7 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.text.answers.probes import find_formats
 from tests.server.conftest import MODEL, start
 from tests.server.fake_engine import FakeEngine
-from tests.text.tiny_tokenizer import tiny_tokenizer
+from tests.text.tiny_tokenizer import sharing_tokenizer
 
 
 class ScriptedServer:
@@ -18,7 +18,7 @@ class ScriptedServer:
 
     def __init__(self, template: str, engine: Callable[..., FakeEngine] = FakeEngine, *, declared: Any = None) -> None:
         self.answer = ""
-        tokenizer = tiny_tokenizer(template=template)
+        tokenizer = sharing_tokenizer(template)
         tokenizer.response_template = declared
 
         def script(prompt: list[int], params: SamplingParams) -> list[int]:

@@ -113,6 +113,7 @@ def server(patience: None) -> Iterator[Running]:
     speaker.server.close()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("path", BODIES)
 def test_table_of_fields_is_what_requests_show(server: Running, path: str) -> None:
     with server.client() as http:

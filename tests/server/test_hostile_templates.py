@@ -32,7 +32,7 @@ def chat(server: Running, text: str, path: str = "/v1/chat/completions") -> http
         return http.post(path, json=body if path == "/tokenize" else {**body, "max_tokens": 2})
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_as_many_conversations_as_there_are_workers_hang_and_the_next_is_answered(server: Running) -> None:
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda _: chat(server, "hang"), range(2)))

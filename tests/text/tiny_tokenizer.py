@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from forebay.formats.strings import Strings
+from forebay.text.backend import Backend
+from forebay.text.gguf_tokenizer import from_gguf
 from forebay.text.token_bytes import _ALPHABET
 from forebay.text.tokenizer import Tokenizer
+from forebay.text.tokenizer_parts import TokenizerParts
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (
@@ -35,5 +40,23 @@ def tiny_metadata(vocab_size: int = 49152, template: str | None = TEMPLATE) -> d
     return metadata if template is None else {**metadata, "tokenizer.chat_template": template}
 
 
+@cache
+def _parts(vocab_size: int) -> TokenizerParts:
+    return from_gguf(tiny_metadata(vocab_size, None))
+
+
+@cache
+def _backend(vocab_size: int) -> Backend:
+    return Backend(_parts(vocab_size).backend)
+
+
 def tiny_tokenizer(vocab_size: int = 49152, template: str | None = TEMPLATE) -> Tokenizer:
-    return Tokenizer.from_gguf(tiny_metadata(vocab_size, template))
+    return Tokenizer(replace(_parts(vocab_size), template=template))
+
+
+def sharing_tokenizer(template: str, vocab_size: int = 49152) -> Tokenizer:
+    """Return a tokenizer that shares the copies of its vocabulary with others made here: each copy takes a tenth of a
+    second."""
+    tokenizer = tiny_tokenizer(vocab_size, template)
+    tokenizer._backend = _backend(vocab_size)
+    return tokenizer
