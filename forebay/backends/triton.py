@@ -48,9 +48,6 @@ def _make(options: OpsOptions) -> Ops:
         )
     file, most_rows = cache_folder("products") / "choices.json", options.most_rows
     tried = f"{machine}, {most_rows:,} rows"
-    if options.of_ranks:
-        own = Choice(ALL_ROWS, "cuBLASLt's bits may depend on the number of outputs, which ranks divide")
-        return TritonOps("cuda", options.num_threads, Choices(lambda weight: own), memory, fp8_inputs=fp8_inputs)
     if not options.exact:
         choices = Choices(partial(probe_times, most_rows=most_rows), file, f"{tried}, any bits")
         return TritonOps("cuda", options.num_threads, choices, memory, fp8_inputs=fp8_inputs)
@@ -58,6 +55,9 @@ def _make(options: OpsOptions) -> Ops:
         os.environ.setdefault(name, value)
     torch.backends.cuda.preferred_blas_library("cublaslt")
     choices = Choices(partial(probe, most_rows=most_rows), file, tried)
+    if options.of_ranks:
+        own = Choice(ALL_ROWS, "cuBLASLt's bits may depend on the number of outputs, which ranks divide")
+        choices = Choices(lambda weight: own)
     return TritonOps("cuda", options.num_threads, choices, memory, fp8_inputs=fp8_inputs)
 
 

@@ -129,6 +129,13 @@ GPU: Final[tuple[Mutant, ...]] = (
         "ops/test_triton_choices.py::test_c31_bits_are_compared_and_workspaces_left_out_unless_exact_is_off",
     ),
     Mutant(
+        "C28 C31 products of ranks have the bits of the whole weight's",
+        "backends/triton.py",
+        "    if options.of_ranks:\n",
+        "    if not options.of_ranks:\n",
+        "ops/test_triton_choices.py::test_c31_products_of_ranks_are_the_kernel_s_whose_bits_depend_on_no_number_of_outputs",
+    ),
+    Mutant(
         "C15 no graph is replayed with more tokens than were captured",
         "runtime/steps/extend.py",
         "return self.captured.run(self._columns(inputs, input_ids), plan.num_tokens)",

@@ -161,10 +161,8 @@ def test_packed_weights_have_the_choice_and_the_start_up_table_names_it() -> Non
         torch.testing.assert_close(ops.linear.apply(x, packed), library)
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_c31_bits_are_compared_and_workspaces_left_out_unless_exact_is_off(
-    exact: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def made_on_an_h100(options: OpsOptions, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[str], dict[str, str]]:
+    """The kernels, the libraries that were preferred for products, and the variables that were set."""
     libraries: list[str] = []
     environ: dict[str, str] = {}
     monkeypatch.setattr(backend, "_machine", lambda: "an H100")
@@ -172,7 +170,22 @@ def test_c31_bits_are_compared_and_workspaces_left_out_unless_exact_is_off(
     monkeypatch.setattr(backend, "os", SimpleNamespace(environ=environ))
     monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", libraries.append)
     [declared] = backend.BACKENDS
-    ops: Any = declared.make(OpsOptions(1, exact=exact, most_rows=8192))
+    return declared.make(options), libraries, environ
+
+
+def test_c31_products_of_ranks_are_the_kernel_s_whose_bits_depend_on_no_number_of_outputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ops, libraries, environ = made_on_an_h100(OpsOptions(1, of_ranks=True), monkeypatch)
+    assert ops.linear._choices.of(torch.zeros(3, 4)).own_rows == ALL_ROWS
+    assert (libraries, environ["CUBLASLT_WORKSPACE_SIZE"]) == (["cublaslt"], "1")  # for what is no layer's weight
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_c31_bits_are_compared_and_workspaces_left_out_unless_exact_is_off(
+    exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops, libraries, environ = made_on_an_h100(OpsOptions(1, exact=exact, most_rows=8192), monkeypatch)
     assert libraries == (["cublaslt"] if exact else [])
     assert environ.get("CUBLASLT_WORKSPACE_SIZE") == ("1" if exact else None)
     choices = ops.linear._choices
