@@ -16,13 +16,14 @@ from forebay.engine.recorder import file
 from forebay.engine.recorder.file import Recording
 from forebay.engine.recorder.mark import NoMark
 from forebay.engine.recorder.replay import Difference, Outcome, Replay, first_mark, lines
-from forebay.scheduler.journal import Marked, Planned
+from forebay.scheduler.journal import Marked, Planned, Unmarked
 
 if TYPE_CHECKING:
     from forebay.engine.recorder.tiny import Executed
 
 MOST_SLOTS: Final = 1 << 26  # of a pool: a file that names more was altered
 _WIDTH: Final = 48
+_NEVER_IDLE: Final = "the engine was never idle for long enough in the rest"
 _UNREPEATABLE: Final = (
     NoMark,
     ArithmeticError,
@@ -157,11 +158,12 @@ def _not_repeatable(path: Path, recording: Recording, step: int | None) -> int:
     plans = [record for record in recording.records if isinstance(record, Planned)]
     found = next((plan for plan in plans if plan.step == step), None)
     if found is None:
+        whys = [record.why for record in recording.records if isinstance(record, Unmarked)]
+        idle = f"the state of the idle engine could not be kept ({whys[-1]})" if whys else _NEVER_IDLE
         steps = f"steps {plans[0].step} to {plans[-1].step}" if plans else "no step"
         raise ConfigError(
-            f"{path}: {lost} of older records were overwritten, and the engine was never idle for long enough in the "
-            f"rest, so that nothing can be repeated: --step prints the recorded plans ({steps}); a larger "
-            "--flight-recorder keeps more"
+            f"{path}: {lost} of older records were overwritten, and {idle}, so that nothing can be repeated: --step "
+            f"prints the recorded plans ({steps}); a larger --flight-recorder keeps more"
         )
     print("\n".join(lines(found)))
     return 0

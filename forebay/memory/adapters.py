@@ -219,6 +219,12 @@ class Adapters:
             case _:
                 self.unload(changed.name)
 
+    def rename(self, renamed: Callable[[str], str]) -> None:
+        """Give each adapter another name. None is being loaded."""
+        for adapter in {adapter.number: adapter for adapter in (*self._by_name.values(), *self._retired)}.values():
+            adapter.name = renamed(adapter.name)
+        self._by_name = {renamed(name): adapter for name, adapter in self._by_name.items()}
+
     # -- using --------------------------------------------------------------------------------------------------------
 
     def enter(self, adapter: AdapterLoad | None) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter as Sum
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise, starmap
 from typing import Any, Final, Protocol, TypeVar
 
@@ -326,6 +326,15 @@ def _with(pictures: Pictures, ids: npt.NDArray[_Int], token: int) -> npt.NDArray
     """Return the ids with a token in place of ids of pictures."""
     tokens: npt.NDArray[_Int] = np.where(pictures.stand_for(ids), ids.dtype.type(token), ids)
     return tokens
+
+
+def rename(pictures: Pictures, renamed: Callable[[Key], Key]) -> None:
+    """Give each picture another key. No request uses one."""
+    for encoding in pictures._known.values():
+        encoding.key = renamed(encoding.key)
+    pictures._known = {encoding.key: encoding for encoding in pictures._known.values()}
+    remembered = [(encoding.key, encoding) for encoding in pictures._remembered.values()]
+    pictures._remembered = OrderedDict(remembered)
 
 
 def _audit_memory(pictures: Pictures, known: Sequence[Encoding]) -> None:

@@ -398,6 +398,13 @@ class Marked(Entry, frozen=True, tag="mark"):
     state: bytes
 
 
+class Unmarked(Entry, frozen=True, tag="unmarked"):
+    """The scheduler is at rest behind this step, and its state could not be kept. It is no input."""
+
+    step: int
+    why: str
+
+
 class Beyond(Entry, frozen=True, tag="beyond"):
     """From here on something changes the scheduler that no record has."""
 
@@ -432,6 +439,7 @@ Record = (
     | AdapterChanged
     | AdapterLost
     | Marked
+    | Unmarked
     | Beyond
 )
 Journal = Callable[[Record | StepPlan], None]

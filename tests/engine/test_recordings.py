@@ -29,7 +29,8 @@ from forebay.engine.client.recordings import LEAST_BETWEEN_S, MOST_FILES, Record
 from forebay.engine.lifecycle.launch import launch
 from forebay.engine.recorder import file, mark
 from forebay.engine.recorder.file import Header, read
-from forebay.engine.recorder.recorder import decode_all, origin_of, start
+from forebay.engine.recorder.hidden import Hidden
+from forebay.engine.recorder.recorder import Recorder, decode_all, origin_of, start
 from forebay.engine.recorder.replay import Replay
 from forebay.memory.adapters import Adapters
 from forebay.requests.pictures import Picture, digest_of
@@ -51,6 +52,8 @@ CANARY = "the canary sings"
 PIXELS = (CANARY.encode() * 3)[: num_pixel_bytes([SIZE])]
 LOST = Failure("EngineError", "as recorded", "adapter_lost")
 PROMPT = list(CANARY.encode())  # tokens that are the bytes of a text
+SHOWN = Picture(digest=digest_of(PIXELS, (1, 1), (SIZE,)), grid=(1, 1), sizes=(SIZE,), pixels=PIXELS, runs=((1, 3),))
+SHOWING = [*PROMPT[:1], *[PLACEHOLDER] * 3, *PROMPT]
 
 
 @pytest.fixture(autouse=True)
@@ -210,6 +213,51 @@ def test_recordings_ring_that_was_overwritten_is_replayed_from_an_idle_moment(
     assert not [trace for state in states for trace in (*traces(PROMPT), CANARY.encode()) if trace in state]
 
 
+def test_replay_from_a_mark_of_an_engine_with_pictures_and_adapters_is_the_same() -> None:
+    scheduler, data = Scheduler(config(pictures=picture_config(vocab_size=1 << 16), max_loras=2)), list[bytes]()
+    origin = origin_of(scheduler)
+    scheduler.queues.journal = Recorder(
+        lambda record, before=None: data.extend(filter(None, (before, record))), mark.Marks(scheduler), 0, 1 << 20
+    )
+    load(scheduler.pools.adapters, CANARY)
+    for number in (1, 3):
+        ask_both(scheduler, number)
+        scheduler.reclaim_leaks()
+    records = decode_all(data)
+    hidden = [*Hidden(origin, b"a key for a test").all(records)]
+    for its in (records, hidden):
+        outcome = Replay(origin=origin, records=its, begins_at_mark=True).run()
+        assert (outcome.difference, outcome.ended) == (None, "")
+        assert outcome.num_plans == 2  # of the second pair: its prompts are cached, its picture is known
+    states = [zlib.decompress(record.state) for record in hidden if isinstance(record, Marked)]
+    assert len(states) == 2
+    digest = digest_of(PIXELS, (1, 1), (SIZE,))
+    assert not [trace for state in states for trace in (*traces(PROMPT), CANARY.encode(), digest) if trace in state]
+    assert not [
+        record for record in records if isinstance(record, Marked) and b"/models/" in zlib.decompress(record.state)
+    ]
+
+
+def test_state_that_cannot_be_kept_is_named_by_the_replay(folder: Path) -> None:
+    scheduler, buffer = recorded_scheduler()
+    scheduler.memory.what_is_new = Grammar(GrammarKind.REGEX, "")  # type: ignore[attr-defined]
+    scheduler.queues.journal.__self__._every_bytes = 0
+    scheduler.reclaim_leaks()
+    path = folder / "one.bin"
+    file.write(path, Header(num_lost_bytes=1), buffer.content())
+    with pytest.raises(ConfigError, match=r"could not be kept \(it has Grammar\)"):
+        command.run([str(path)])
+
+
+def test_state_that_the_replay_refuses_does_not_keep_a_file_from_being_written(folder: Path) -> None:
+    scheduler, buffer = recorded_scheduler()
+    scheduler.queues.journal(Marked(1, zlib.compress(b"no state")))
+    path = folder / "one.bin"
+    file.write(path, Header(num_lost_bytes=1), buffer.content())
+    with pytest.raises(ConfigError, match=r"could not be kept \(this is no state of its scheduler"):
+        command.run([str(path)])
+
+
 def test_marks_scheduler_with_a_request_has_no_state() -> None:
     scheduler = Scheduler(config())
     marks = mark.Marks(scheduler)
@@ -302,21 +350,29 @@ def with_pictures_and_adapters(*, shows: bool = True) -> tuple[Scheduler, Record
     settings = config(pictures=picture_config(vocab_size=1 << 16), max_loras=2)
     scheduler, buffer = recorded_scheduler(settings, before=lambda adapters: load(adapters, "first"))
     load(scheduler.pools.adapters, CANARY)
-    shown = Picture(
-        digest=digest_of(PIXELS, (1, 1), (SIZE,)), grid=(1, 1), sizes=(SIZE,), pixels=PIXELS, runs=((1, 3),)
-    )
-    prompt = [*PROMPT[:1], *[PLACEHOLDER] * 3, *PROMPT]
     adapters = scheduler.pools.adapters
     for number, named in enumerate(["", "first", CANARY], 1):
         params = SamplingParams(max_tokens=2, ignore_eos=True)
-        request = Request(number, prompt, params, adapter=adapters.named(named) if named else None)
-        scheduler.add(request, 0.0, [shown] if shows and not named else [])
+        request = Request(number, SHOWING, params, adapter=adapters.named(named) if named else None)
+        scheduler.add(request, 0.0, [SHOWN] if shows and not named else [])
     adapters.unload("first")
     while (plan := scheduler.plan(1.0)) is not None:
         scheduler.commit(plan, StepResult(token_ids=[7] * int(plan.sample_mask.sum())), 1.0)
         end_requests_of(scheduler.queues, scheduler.outputs, 2, LOST)
     scheduler.expire(2.0)
     return scheduler, buffer
+
+
+def ask_both(scheduler: Scheduler, number: int) -> None:
+    """Compute a request with a picture and one with an adapter, of the numbers from `number` on."""
+    params, adapter = SamplingParams(max_tokens=2, ignore_eos=True), scheduler.pools.adapters.named(CANARY)
+    scheduler.add(Request(number, SHOWING, params, namespace=CANARY), number, [SHOWN])
+    scheduler.add(Request(number + 1, SHOWING, params, adapter=adapter), number)
+    while not scheduler.idle:
+        plan = scheduler.plan(number)
+        assert plan is not None
+        scheduler.commit(plan, StepResult(token_ids=[7] * int(plan.sample_mask.sum())), number)
+        scheduler.take_updates()
 
 
 def load(adapters: Adapters, name: str) -> None:

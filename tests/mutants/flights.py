@@ -81,6 +81,27 @@ FLIGHTS = (
         f"{_FILES}::{_SHOWN}",
     ),
     Mutant(
+        "C29 the state of an idle engine has no name of an adapter",
+        "engine/recorder/hidden.py",
+        "        scheduler.pools.adapters.rename(self._name)\n",
+        "        pass\n",
+        f"{_FILES}::test_replay_from_a_mark_of_an_engine_with_pictures_and_adapters_is_the_same",
+    ),
+    Mutant(
+        "C29 the state of an idle engine has no digest of a picture",
+        "engine/recorder/hidden.py",
+        "            rename(scheduler.pools.pictures, self._key_of)\n",
+        "            pass\n",
+        f"{_FILES}::test_replay_from_a_mark_of_an_engine_with_pictures_and_adapters_is_the_same",
+    ),
+    Mutant(
+        "C19 a state that cannot be kept is recorded as such",
+        "engine/recorder/recorder.py",
+        'why = b"", str(error)',
+        'why = b"", ""',
+        f"{_FILES}::test_state_that_cannot_be_kept_is_named_by_the_replay",
+    ),
+    Mutant(
         "C19 a failed step is recorded",
         "scheduler/scheduler.py",
         "            self.queues.journal(StepFailed(plan.step, error.code))\n",

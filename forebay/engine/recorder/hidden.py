@@ -18,6 +18,8 @@ from msgspec.structs import replace
 from forebay.engine.recorder import mark
 from forebay.engine.recorder.replay import Replay
 from forebay.memory.adapters import AdapterChanged
+from forebay.memory.encodings import Key
+from forebay.memory.pictures import rename
 from forebay.memory.radix_node import Node
 from forebay.requests.transfers import Arrived, Closed, Offered, digest_of
 from forebay.scheduler.checked_prefixes import CHECK
@@ -32,6 +34,7 @@ from forebay.scheduler.journal import (
     Reweighed,
     StepFailed,
     Transferred,
+    Unmarked,
 )
 
 _DIGEST_BYTES: Final = 16
@@ -117,7 +120,10 @@ class Hidden:
         """Hide the tokens and names in the prefix trees of an idle scheduler."""
         scheduler = Replay(origin=self._origin, records=()).scheduler
         marks = mark.Marks(scheduler)
-        mark.put(scheduler, record.state)
+        try:
+            mark.put(scheduler, record.state)
+        except mark.NoMark as error:
+            return Unmarked(record.step, str(error))
         for tier in (scheduler.memory.tiers.device, *scheduler.memory.tiers.all):
             index = tier.cache.index
             roots, chains = [*index.roots.values()], dict[Node, Chain]()
@@ -128,7 +134,14 @@ class Hidden:
                 index.roots[root.namespace] = root
                 for node in index.subtree(root):
                     self._hide_node(node, chains)
+        scheduler.pools.adapters.rename(self._name)
+        if scheduler.pools.pictures is not None:
+            rename(scheduler.pools.pictures, self._key_of)
         return replace(record, state=marks.take())
+
+    def _key_of(self, key: Key) -> Key:
+        namespace, digest, grid, sizes = key
+        return self._name(namespace), self._picture(digest), grid, sizes
 
     def _hide_node(self, node: Node, chains: dict[Node, Chain]) -> None:
         """Hide the tokens of a node whose parent is hidden."""

@@ -20,6 +20,8 @@ import msgspec
 import numpy as np
 from sortedcontainers import SortedList
 
+from forebay.memory.adapters import AdapterLoad
+from forebay.memory.encodings import Encoding, Tile
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Node, Origin, Root
 from forebay.memory.retention import Retained
@@ -28,8 +30,8 @@ from forebay.scheduler.scheduler import Scheduler
 
 MOST_BYTES: Final = 1 << 28  # of a state that is read, before it was compressed
 _PACKAGES: Final = ("forebay.memory.", "forebay.scheduler.", "forebay.requests.")  # whose objects have state
-# Scratch memory, estimates that decide nothing, and what a replay brings itself.
-_LEFT_OUT: Final = frozenset({"_claimed", "_marks", "ghosts", "journal", "watcher", "_proposer", "_grammars"})
+# Scratch memory, estimates and paths, which decide nothing, and what a replay brings itself.
+_LEFT_OUT: Final = frozenset({"_claimed", "_marks", "ghosts", "journal", "watcher", "_proposer", "_grammars", "path"})
 # The parts of a scheduler that have a state.
 _OF_SCHEDULER: Final = (
     "queues",
@@ -40,17 +42,21 @@ _OF_SCHEDULER: Final = (
     "chunk_limit",
     "_num_submitted",
 )
-_MADE: Final = {kind.__qualname__: kind for kind in (Node, Root, Retained, Account)}
+_MADE: Final = {kind.__qualname__: kind for kind in (Node, Root, Retained, Account, Encoding, Tile, AdapterLoad)}
 _VALUES: Final[dict[str, type]] = {kind.__qualname__: kind for kind in (tuple, Origin, MissReason)}
 _CONTAINERS: Final[dict[str, type]] = {
     kind.__qualname__: kind for kind in (dict, OrderedDict, Counter, defaultdict, list, deque, set, SortedList)
 }
 _MAPPINGS: Final = (dict,)
-_REFERENCE, _VALUE, _STAYS = 0, 1, 2
+_REFERENCE, _VALUE, _STAYS, _SLICE = 0, 1, 2, 3
 
 
 class NoMark(Exception):
     """The state has something that cannot be kept, or the bytes are no state of this configuration."""
+
+
+class NotAtRest(NoMark):
+    """The scheduler has something to do."""
 
 
 class Marks:
@@ -67,7 +73,7 @@ class Marks:
         scheduler = self._scheduler
         busy = scheduler.pools.deferred.entries or scheduler.handoff.tickets.num_open or scheduler.flushing
         if busy or not scheduler.idle:
-            raise NoMark("the scheduler is not at rest")
+            raise NotAtRest("the scheduler is not at rest")
         taking = _Taking(scheduler)
         if others := taking.kinds - self._known:
             raise NoMark(f"it has {min(kind.__qualname__ for kind in others)}")
@@ -141,6 +147,8 @@ class _Taking:
             self.kinds.add(kind)
         if isinstance(value, Enum):
             return [_VALUE, kind.__qualname__, value.value] if kind.__qualname__ in _VALUES else [_STAYS]
+        if isinstance(value, slice):
+            return [_SLICE, value.start, value.stop]
         if isinstance(value, tuple | frozenset):
             return [_VALUE, kind.__qualname__, [*map(self._encoded, value)]]
         if kind.__qualname__ in _CONTAINERS or isinstance(value, np.ndarray | array) or _is_followed(kind):
@@ -199,6 +207,8 @@ class _Putting:
         what, *content = value
         if what == _REFERENCE:
             return self._met(content[0], old)
+        if what == _SLICE:
+            return slice(*content)
         if what == _VALUE:
             return self._value(content[0], content[1], old)
         if old is None:

@@ -8,12 +8,13 @@ from typing import Final, Protocol
 import msgspec
 
 from forebay.base.record_buffer import RecordBuffer
-from forebay.engine.recorder.mark import Marks, NoMark
+from forebay.base.units import human_bytes
+from forebay.engine.recorder.mark import Marks, NoMark, NotAtRest
 from forebay.memory.adapters import AdapterChanged, Change
 from forebay.memory.slots import Ids
 from forebay.requests.step_plan import StepPlan
 from forebay.scheduler.decode_role import DecodeRole
-from forebay.scheduler.journal import Again, Beyond, Marked, Origin, Planned, Reclaimed, Record, checksum_of
+from forebay.scheduler.journal import Again, Beyond, Marked, Origin, Planned, Reclaimed, Record, Unmarked, checksum_of
 from forebay.scheduler.scheduler import Scheduler
 
 MARKS: Final = 4  # in a full buffer, of a scheduler that rests often enough
@@ -34,7 +35,8 @@ class Recorder:
     the next record, so that a decode step appends twice. The last plan of an engine that dies is not recorded.
 
     With `marks`, the state of an idle scheduler is appended at its next audit, once `every_bytes` were appended since
-    the last state: a replay can begin there. A state of more than `most_bytes` is left out."""
+    the last state: a replay can begin there. If a state cannot be kept, or has more than `most_bytes`, the reason is
+    appended."""
 
     def __init__(self, append: Append, marks: Marks | None = None, every_bytes: int = 0, most_bytes: int = 0) -> None:
         self._append, self._encode = append, msgspec.msgpack.Encoder().encode
@@ -81,11 +83,14 @@ class Recorder:
             return
         try:
             state = self._marks.take()
-        except NoMark:
+        except NotAtRest:
             return
+        except NoMark as error:
+            state, why = b"", str(error)
+        else:
+            why = f"it takes {human_bytes(len(state))}" if len(state) > self._most_bytes else ""
         self._num_bytes = 0
-        if len(state) <= self._most_bytes:
-            self._alone(self._encode(Marked(self._step, state)))
+        self._alone(self._encode(Unmarked(self._step, why) if why else Marked(self._step, state)))
 
     def _alone(self, data: bytes) -> None:
         try:

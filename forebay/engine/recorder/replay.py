@@ -52,6 +52,7 @@ from forebay.scheduler.journal import (
     SetAside,
     StepFailed,
     Transferred,
+    Unmarked,
 )
 from forebay.scheduler.prefill_role import PrefillRole
 from forebay.scheduler.proposer import Proposer
@@ -237,7 +238,7 @@ class Replay:
         if isinstance(record, _INSIDE):
             self._differ(record if isinstance(record, Planned) else None, None)
             return
-        if isinstance(record, Marked):
+        if isinstance(record, Marked | Unmarked):
             return
         if isinstance(record, Beyond):
             self.outcome.ended = f"record {self._cursor.at - 1}: {record.what}"
