@@ -29,12 +29,12 @@ from forebay.config.rules import value_bytes
 from forebay.engine.lifecycle.bring import described
 from forebay.engine.lifecycle.model_shape import Shape, read_shape
 from forebay.engine.lifecycle.served_files import check_served_files
-from forebay.engine.lifecycle.sizing import divided_settings, memory_demand
+from forebay.engine.lifecycle.sizing import divided_among_ranks, divided_settings, memory_demand
 from forebay.families.config.model_config import ModelConfig
 from forebay.formats.store import find_model, model_title
-from forebay.formats.weight_shapes import HeldWeights
+from forebay.formats.weight_shapes import HeldWeights, WeightShapes
 from forebay.memory.budget import BudgetLine, MemoryBudget
-from forebay.memory.division import divide_memory
+from forebay.memory.division import bytes_by_kind, divide_memory
 from forebay.memory.holding import num_at_once
 from forebay.memory.kinds.build import KINDS, per_request, per_token
 from forebay.memory.kinds.declared import CacheSizes
@@ -81,6 +81,14 @@ class LayerRow(NamedTuple):
     bytes_per_request: int
 
 
+class RankRow(NamedTuple):
+    """The bytes that one of several ranks has of the weights and of the caches."""
+
+    rank: int
+    weight_bytes: int
+    cache_bytes: int
+
+
 class SettingRow(NamedTuple):
     """A setting as it was written (`auto` if it was not), its effective value, and the reason."""
 
@@ -102,7 +110,8 @@ class Capacity(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Memory plan of a model on a machine, as `forebay plan` prints it; sizes in bytes."""
+    """Memory plan of a model on a machine, as `forebay plan` prints it; sizes in bytes. With several `ranks` the
+    layers, their sizes and the rows about memory are those of the last one, which decides how many tokens fit."""
 
     model: str
     model_type: str
@@ -111,6 +120,7 @@ class Plan:
     held_weights: tuple[HeldWeights, ...]
     memory_bytes: int
     memory_source: str
+    ranks: tuple[RankRow, ...]  # none for a single one
     layers: tuple[LayerRow, ...]
     sizes: CacheSizes
     settings: tuple[SettingRow, ...]
@@ -198,14 +208,14 @@ def make_plan(
     config = parsed.resolve(Survey(**{"model": lambda *which: read(*which)[::2], "memory": lambda: memory, **found}))
     check(Path(config.engine.model_path), config.server.chat_template)
     encoder = config.engine.pictures.mmproj
-    model, needs, weights = read(
-        Path(config.engine.model_path), config.engine.speculation.by_own_head, encoder and Path(encoder)
-    )
-    kernels = kernels_on(this_cpu(), config.engine.kernels)
-    held = weights.held(config.engine.quantization, value_bytes(config.engine.types.dtype, kernels))
+    which = Path(config.engine.model_path), config.engine.speculation.by_own_head, encoder and Path(encoder)
+    model, needs, weights = read(*which)
+    held, shares = _held_weights(config, weights), _shares(config, functools.partial(read, *which))
+    needs = shares[-1].needs if shares else needs
     drafting = _draft_cache_specs(config, model)
     sizes = cache_sizes((*needs.cache_specs, *drafting), config.engine.types)
-    budget = divide_memory(memory_demand(config.engine, sizes, model))
+    budget = divide_memory(memory_demand(divided_among_ranks(config.engine), sizes, model))
+    kv_cache_bytes = budget.demand.kv_cache_bytes * config.engine.ranks.size
     contexts = sorted({c for c in CONTEXTS if c < budget.context_length} | {budget.context_length})
     return Plan(
         model=config.engine.served_model_name,
@@ -215,12 +225,13 @@ def make_plan(
         held_weights=tuple(held),
         memory_bytes=memory.value,
         memory_source=memory.why,
+        ranks=_ranks(config, shares, budget),
         layers=_layers(config, (*needs.kept_by_block, *((spec,) for spec in drafting))),
         sizes=sizes,
         settings=tuple(_settings(config, parsed.written, budget)),
         memory=budget.lines,
-        kv_cache_bytes=budget.demand.kv_cache_bytes,
-        needed_bytes=_needed_bytes(config, model, sum(row.num_bytes for row in held), budget.demand.kv_cache_bytes),
+        kv_cache_bytes=kv_cache_bytes,
+        needed_bytes=_needed_bytes(config, model, sum(row.num_bytes for row in held), kv_cache_bytes),
         capacity=tuple(capacity(budget, context) for context in contexts),
         fits=is_enough(budget.context_length, config.engine.memory.context_length),
         capacity_words=capacity_text(
@@ -229,6 +240,28 @@ def make_plan(
         num_running=budget.max_running_requests,
         lowered=budget.context_length < config.engine.memory.context_length,
     )
+
+
+def _held_weights(config: Config, weights: WeightShapes) -> list[HeldWeights]:
+    kernels = kernels_on(this_cpu(), config.engine.kernels)
+    return weights.held(config.engine.quantization, value_bytes(config.engine.types.dtype, kernels))
+
+
+def _shares(config: Config, read: Callable[[int, int], Shape]) -> list[Shape]:
+    """Return what each rank has of the model; [] for a single one. `read` takes a rank and the number of ranks."""
+    size = config.engine.ranks.size
+    return [read(rank, size) for rank in range(size)] if size > 1 else []
+
+
+def _ranks(config: Config, shares: Sequence[Shape], budget: MemoryBudget) -> tuple[RankRow, ...]:
+    """Return the bytes of each rank's share. All ranks have the pages and slots of the `budget`."""
+    rows = []
+    for rank, share in enumerate(shares):
+        sizes = cache_sizes(share.needs.cache_specs, config.engine.types)
+        demand = memory_demand(divided_among_ranks(config.engine), sizes, share.config)
+        weight_bytes = sum(row.num_bytes for row in _held_weights(config, share.weights))
+        rows.append(RankRow(rank, weight_bytes, sum(bytes_by_kind(demand, budget.num_slots).values())))
+    return tuple(rows)
 
 
 def _needed_bytes(config: Config, model: ModelConfig, weight_bytes: int, kv_cache_bytes: int) -> int:
@@ -260,7 +293,7 @@ def _settings(config: Config, written: dict[str, str], budget: MemoryBudget) -> 
     there = {kind.name for kind in budget.demand.kinds}
     demands = [declared.demand_type for declared in KINDS]
     absent = {name: kind.absent for kind in demands if kind.name not in there for name in kind.settings}
-    divided = divided_settings(config.engine, budget)
+    divided = divided_settings(divided_among_ranks(config.engine), budget)
     rows = []
     for name in SETTINGS:
         effective, reason = by_name[name].value, by_name[name].reason
@@ -298,6 +331,7 @@ def _as_dict(plan: Plan) -> dict[str, object]:
     return {
         **asdict(plan),
         "held_weights": [row._asdict() for row in plan.held_weights],
+        "ranks": [row._asdict() for row in plan.ranks],
         "layers": [row._asdict() for row in plan.layers],
         "sizes": _sizes_as_dict(plan.sizes),
         "settings": [row._asdict() for row in plan.settings],
@@ -312,7 +346,9 @@ def as_text(plan: Plan, changes: Changes[Plan]) -> str:
     layers = [(str(n), cache, _bytes(token), _bytes(request)) for n, cache, token, request in plan.layers]
     sizes = plan.sizes
     total = (str(num_layers), "all", _bytes(per_token(sizes)))
-    tables = (
+    ranks = [(str(rank), _bytes(weights), _bytes(caches)) for rank, weights, caches in plan.ranks]
+    tables: tuple[tuple[tuple[str, ...], Sequence[tuple[str, ...]]], ...] = (
+        (("rank", "weights", "caches"), ranks),
         (
             ("tokens each", "requests at once", "cached beside them", "cached when idle"),
             [tuple(f"{number:,}" for number in row) for row in plan.capacity],
@@ -330,8 +366,9 @@ def as_text(plan: Plan, changes: Changes[Plan]) -> str:
         f"{human_bytes(plan.weight_bytes)}",
         *_held(plan),
         f"memory: {human_bytes(plan.memory_bytes)} {plan.memory_source}",
+        *([f"{len(ranks)} ranks; layers and memory below are those of rank {ranks[-1][0]}"] if ranks else []),
     ]
-    return "\n\n".join(["\n".join(head), *(_table(header, rows) for header, rows in tables)])
+    return "\n\n".join(["\n".join(head), *(_table(header, rows) for header, rows in tables if rows)])
 
 
 def _held(plan: Plan) -> list[str]:

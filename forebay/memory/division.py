@@ -96,11 +96,16 @@ def _divide(demand: MemoryDemand, why_pages: str = "") -> MemoryBudget:
         max_running_requests=min(rows, demand.max_running_requests),
         pre_alloc_size=max(0, rows - demand.max_running_requests),
         context_length=context,
-        num_bytes={KV: (num_slots[KV] + 1) * demand.page_bytes}
-        | {kind.name: kind.bytes_of(num_slots[kind.name]) for kind in demand.kinds},
+        num_bytes=bytes_by_kind(demand, num_slots),
         row_bytes=demand.row_bytes(rows, context),
     )
     return replace(budget, lines=tuple(_lines(budget, reasons)))
+
+
+def bytes_by_kind(demand: MemoryDemand, num_slots: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes of `num_slots` of each kind of cache, with the padding slots."""
+    kinds = {kind.name: kind.bytes_of(num_slots[kind.name]) for kind in demand.kinds}
+    return {KV: (num_slots[KV] + 1) * demand.page_bytes} | kinds
 
 
 def _refuse_too_little(demand: MemoryDemand) -> None:

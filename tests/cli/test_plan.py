@@ -51,6 +51,41 @@ def test_a_model_is_planned_for_a_gpu_that_is_not_here(folder: Path, capsys: pyt
     assert caches == {"auto": 131_072, "int8": 67_584, "fp8": 67_584}
 
 
+@pytest.mark.parametrize("kv_heads", [3, 8])
+def test_plan_of_ranks_has_the_bytes_of_each_and_the_tokens_of_the_one_with_most_heads(
+    kv_heads: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = {**LLAMA_3_8B, "num_key_value_heads": kv_heads, "num_attention_heads": 4 * kv_heads, "head_dim": 128}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    words = (str(tmp_path), "--memory", "64GiB", "--kv-cache-bytes", "4GiB", "--dtype", "bfloat16")
+    whole, halves = plan(capsys, *words), plan(capsys, *words, "--tp-size", "2")
+    assert whole["ranks"] == []
+    first, last = halves["ranks"]
+    heads = kv_heads // 2, kv_heads - kv_heads // 2
+    assert first["cache_bytes"] * heads[1] == last["cache_bytes"] * heads[0]
+    assert last["cache_bytes"] <= 2**31
+    assert halves["sizes"]["kv_bytes_per_token"] == 2 * 32 * heads[1] * 128 * 2
+    norms = 2 * 4096 * (2 * 32 + 1)  # in bfloat16, on each rank
+    assert first["weight_bytes"] + last["weight_bytes"] == whole["weight_bytes"] + norms
+    assert halves["weight_bytes"] == whole["weight_bytes"]
+
+
+def test_plan_of_ranks_that_cannot_divide_the_model_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(folder), "--memory", "64GiB", "--tp-size", "3"]) == 2
+    assert (
+        "3 ranks cannot divide 4096 outputs of model.layers.0.self_attn.o_proj: 2 or 4 can" in capsys.readouterr().err
+    )
+
+
+def test_plan_of_ranks_as_text_names_each(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["plan", str(folder), "--memory", "64GiB", "--kv-cache-bytes", "4GiB", "--tp-size", "2"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    start = lines.index(["rank", "weights", "caches"])
+    assert [line[0] for line in lines[start + 1 : start + 3]] == ["0", "1"]
+
+
 def test_what_was_asked_stands_beside_what_it_comes_to(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--memory", "64GiB", "--kv-cache-bytes", "1GiB", "--page-size", "64", "--max-running-requests", "500")
     found = settings(
