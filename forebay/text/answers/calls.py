@@ -73,6 +73,32 @@ class Objects:
             answer.end()
 
 
+def by_name(answer: Answer, known: bool) -> Reading[None]:
+    """Read a list of objects with one member each: the name of a tool, whose value has the arguments."""
+    cursor = answer.cursor
+    yield from cursor.spaces()
+    more = yield from cursor.literal("[")
+    while more:
+        yield from cursor.spaces()
+        if not (yield from cursor.literal("{")):
+            return
+        name = yield from _member(answer)
+        if name is None or not TOOL_NAME.fullmatch(name) or (known and name not in answer.tools):
+            return
+        if (yield from cursor.peek()) != "{":
+            return
+        answer.begin(name)
+        yield from json_value(cursor, answer.argue)
+        yield from cursor.spaces()
+        yield from cursor.literal("}")
+        answer.end()
+        yield from cursor.spaces()
+        more = yield from cursor.literal(",")
+        if not more:
+            yield from cursor.literal("]")
+        answer.layout()
+
+
 def rest_of_list(answer: Answer, known: bool) -> Reading[None]:
     """Read objects behind the bracket of their list."""
     return objects.some(answer, known, in_list=True)

@@ -147,6 +147,7 @@ CALL_FORMATS: Final = {
             begins=("Action: ```json", "Action:```json"),
             after=("```",),
         ),
+        CallFormat("apertus", calls.by_name, begins=("<|tools_prefix|>",), after=("<|tools_suffix|>",)),
         CallFormat(
             "internlm", calls.objects, begins=("<|action_start|>",), before="<|plugin|>", after=("<|action_end|>",)
         ),
@@ -306,6 +307,7 @@ THINK_TAGS: Final = {
         ThinkTags("solar_open", "<|think|>", "<|end|>", layout=_SOLAR_LAYOUT),
         ThinkTags("longcat", "<longcat_think>", "</longcat_think>"),
         ThinkTags("hy_v3_opensource", "<think:opensource>", "</think:opensource>"),
+        ThinkTags("apertus", "<|inner_prefix|>", "<|inner_suffix|>"),
     )
 }
 CHANNELS: Final = "gpt_oss"
@@ -332,6 +334,7 @@ CALL_NAMES: Final = _by_name(
     {
         "hermes": "qwen qwen25 qwen3 qwen3_json granite4 ernie45 trinity",
         "granite": "granite-20b-fc",
+        "apertus": "apertus2509",
         "hunyuan": "hunyuan_a13b jamba",
         "cohere": "cohere_command3 cohere_command4",
         "internlm": "interns1",
@@ -356,6 +359,7 @@ REASONING_NAMES: Final = _by_name(
         "think": "deepseek_r1 deepseek-r1 deepseek_v3 deepseek-v3 deepseek_v31 deepseek_v4 deepseek-v4 deepseek_v41 "
         "deepseek-v41 qwen3 qwen3-thinking glm45 glm47 ling3 kimi_k2 minimax_m2 minimax mimo olmo3 hy_v3 exaone4 step3 "
         "step3p5 nemotron_v3 nemotron_3 granite_thinking_parser holo2 interns1 gigachat35 dots nanbeige poolside_v1",
+        "apertus": "apertus2509",
         "hunyuan": "hunyuan_a13b",
         "cohere": "cohere_command3 cohere_command4",
         CHANNELS: "gpt-oss openai_gptoss",

@@ -220,6 +220,11 @@ def _listed(name: str = "name", member: str = "arguments") -> Callable[[Answer],
     return spell
 
 
+def _apertus(answer: Answer) -> str:
+    calls = ", ".join(f'{{"{name}": {text}}}' for name, text in answer.calls)
+    return f"<|tools_prefix|>[{calls}]<|tools_suffix|>"
+
+
 def _cohere(answer: Answer) -> str:
     calls = enumerate(answer.calls)
     listed = (f'{{"tool_call_id": "{i}", "tool_name": "{name}", "parameters": {text}}}' for i, (name, text) in calls)
@@ -355,6 +360,9 @@ SPELLINGS = {
     "internlm": Spelling(
         AnswerFormats("internlm", "think"),
         _behind(_each("<|action_start|><|plugin|>\n", "<|action_end|>", "parameters")),
+    ),
+    "apertus": Spelling(
+        AnswerFormats("apertus", "apertus"), _behind(_apertus, _framed("<|inner_prefix|>", "<|inner_suffix|>"))
     ),
     "phi4_mini": Spelling(AnswerFormats("phi4_mini", "think"), _behind(lambda answer: f"functools{_listed()(answer)}")),
     "longcat": Spelling(

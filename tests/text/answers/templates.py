@@ -331,6 +331,19 @@ XLAM = _chatml(
     + "{{ ', ' if not loop.last else '' }}{% endfor %}]{% endif %}",
 )
 
+# Apertus: one member for each call, results in the assistant's own message.
+APERTUS = (
+    "{% if tools %}<|developer_start|>Deliberation: {{ 'enabled' if enable_thinking else 'disabled' }}\n"
+    "Tool Capabilities:\n{{ tools | tojson }}<|developer_end|>{% endif %}{% for m in messages %}"
+    "{% if m.role == 'assistant' %}<|assistant_start|>{% if m.reasoning_content %}<|inner_prefix|>"
+    "{{ m.reasoning_content }}<|inner_suffix|>{% endif %}{{ m.content or '' }}{% if m.tool_calls %}<|tools_prefix|>["
+    + _EACH
+    + "{\"{{ c.function.name }}\": {{ c.function.arguments | tojson }}}{{ ', ' if not loop.last else '' }}"
+    "{% endfor %}]<|tools_suffix|>{% endif %}<|assistant_end|>{% elif m.role == 'tool' %}[{{ m.content }}]"
+    "{% else %}<|{{ m.role }}_start|>{{ m.content }}<|{{ m.role }}_end|>{% endif %}{% endfor %}"
+    f"{_OPEN}<|assistant_start|>{{% endif %}}"
+)
+
 # GLM 4: calls and results by fields of the template's own, tools in a text that says how to call.
 GLM4 = (
     "{% if tools %}<|system|>\n# 可用工具{% for t in tools %}\n\n{{ t.function | tojson }}\n"
@@ -406,6 +419,7 @@ MANNERS = {
     "LongCat": Manner(LONGCAT, "longcat", "longcat"),
     "InternLM": Manner(INTERNLM, "internlm"),
     "Phi-4 mini": Manner(PHI4_MINI, "phi4_mini", hidden=True),
+    "Apertus": Manner(APERTUS, "apertus", "apertus", frozenset({"enable_thinking"})),
     "xLAM": Manner(XLAM, "xlam"),
     "GLM 4": Manner(GLM4, "glm4", hidden=True),
     "gpt-oss": Manner(GPT_OSS, "gpt_oss", "gpt_oss", frozenset({"reasoning_effort"}), one_call=True),

@@ -121,6 +121,12 @@ NO_CALLS = {
     "cohere": ["<|START_ACTION|>[]<|END_ACTION|>", "<|START_ACTION|>none", '<|START_ACTION|>[{"name": "f"}]'],
     "command_r": ["Action: none", "Action: ```json\n[1]\n```", "```json\n{}\n```"],
     "internlm": ["<|action_start|><|plugin|>none", "<|action_start|>", "<|action_end|>"],
+    "apertus": [
+        "<|tools_prefix|>none",
+        "<|tools_prefix|>[]",
+        '<|tools_prefix|>[{"f": 1}]',
+        '<|tools_prefix|>{"f": {}}',
+    ],
     "phi4_mini": ["import functools", "functools[0]", "functools[]", 'functools{"name": "f"}'],
     "longcat": ["<longcat_tool_call>two words\n<longcat_arg_key>", "<longcat_tool_call>[]"],
     "solar_open": ["<|tool_calls|>none", "<|tool_call:begin|>id<|tool_call:args|>{}"],
