@@ -64,6 +64,13 @@ def in_list(
     return Spelled(f'"[" {lark.some(objects(lark, calls, key, name), ", ", one)} "]" {lark.marker(end)}')
 
 
+def _apertus(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
+    """Each call is an object with one member, the name of its tool."""
+    heads = [literal(f"{{{literal(call.name)}: ") for call in calls]
+    each = [f'{head} {lark.arguments(call)} "}}"' for head, call in zip(heads, calls, strict=True)]
+    return Spelled(f'"[" {lark.some(lark.one_of(each), ", ", one)} "]" {lark.marker("<|tools_suffix|>")}')
+
+
 def _cohere(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
     number = f"{literal(_COHERE_ID)} /[0-9]{{1,3}}/"
     heads = [literal(f'", "tool_name": {literal(call.name)}, "parameters": ') for call in calls]
@@ -363,6 +370,7 @@ def _python_value(lark: Lark, schema: Schema) -> str:
 SPELLED: Final[dict[str, Spell]] = {
     "hermes": _hermes,
     "granite": partial(in_list, end=""),
+    "apertus": _apertus,
     "cohere": _cohere,
     "command_r": _command_r,
     "internlm": _internlm,
