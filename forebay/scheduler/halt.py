@@ -14,7 +14,7 @@ from forebay.requests.request import Status
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Failure, FinishReason, Update
 from forebay.scheduler.handoff import ASLEEP
-from forebay.scheduler.journal import Forgotten, Halted, HaltPlanning, Planned, Resumed, Reweighed
+from forebay.scheduler.journal import Forgotten, Halted, HaltPlanning, Resumed, Reweighed
 from forebay.scheduler.queues import Flight
 from forebay.scheduler.scheduler import NO_LIMIT, Scheduler
 from forebay.scheduler.suspects import Suspects
@@ -64,7 +64,7 @@ class Halt:
         plan = queues.memory.launch(NO_IDS, [])  # without requests: it copies retracted memory to the host
         queues.flights.append(Flight(plan, []))
         if queues.journal is not None:
-            queues.journal(Planned.of(plan))
+            queues.journal(plan)
         return plan
 
     def _end_running(self) -> None:

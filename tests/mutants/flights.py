@@ -32,6 +32,13 @@ FLIGHTS = (
         _SIMULATED,
     ),
     Mutant(
+        "C25 a plan of a halt is recorded",
+        "scheduler/halt.py",
+        "            queues.journal(plan)\n",
+        "            pass\n",
+        _SIMULATED,
+    ),
+    Mutant(
         "C19 drafts of the host are recorded",
         "scheduler/scheduler.py",
         "            self.queues.journal(Drafted(counts[most > 0].tolist()))\n",
