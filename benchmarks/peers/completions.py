@@ -1,4 +1,4 @@
-"""The least of an OpenAI server, for peers that have none: streamed /v1/completions over token ids.
+"""The least of an OpenAI server, for peers that have none: greedy /v1/completions over token ids or a text.
 
 An engine runs in a thread of its own and hands over what it generated once per step; each token becomes one event, as
 the servers it is compared with do it. It needs the standard library alone.
@@ -35,6 +35,8 @@ class Engine(Protocol):
     def submit(self, request: Request) -> None: ...
 
     def text(self, token: int) -> str: ...
+
+    def ids(self, text: str) -> list[int]: ...
 
 
 END = -1
@@ -88,7 +90,7 @@ async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
         while True:
             method, path, body = await read_request(reader)
             if method == "POST" and path == "/v1/completions":
-                await stream(writer, engine, body)
+                await (stream if body.get("stream") else answer)(writer, engine, body)
             else:
                 write_json(writer, {"object": "list", "data": [{"id": model, "object": "model"}]})
             await writer.drain()
@@ -104,14 +106,35 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[str, str, dict[str
     return method, path, json.loads(body) if body else {}
 
 
-async def stream(writer: asyncio.StreamWriter, engine: Engine, body: dict[str, Any]) -> None:
-    request = Request(body["prompt"], body["max_tokens"], bool(body.get("ignore_eos")))
+def submitted(engine: Engine, body: dict[str, Any]) -> Request:
+    prompt = body["prompt"]
+    ids = engine.ids(prompt) if isinstance(prompt, str) else prompt
+    request = Request(ids, body["max_tokens"], bool(body.get("ignore_eos")))
     engine.submit(request)
+    return request
+
+
+async def answer(writer: asyncio.StreamWriter, engine: Engine, body: dict[str, Any]) -> None:
+    request, tokens = submitted(engine, body), list[int]()
+    while len(tokens) < request.max_tokens and (token := await request.tokens.get()) != END:
+        tokens.append(token)
+    text, reason = "".join(map(engine.text, tokens)), "length" if len(tokens) == request.max_tokens else "stop"
+    choice = {"index": 0, "text": text, "finish_reason": reason}
+    usage = {"prompt_tokens": len(request.prompt), "completion_tokens": len(tokens)}
+    write_json(writer, {"object": "text_completion", "choices": [choice], "usage": usage})
+
+
+async def stream(writer: asyncio.StreamWriter, engine: Engine, body: dict[str, Any]) -> None:
+    request = submitted(engine, body)
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
     count = 0
     while count < request.max_tokens and (token := await request.tokens.get()) != END:
         count += 1
-        choice = {"index": 0, "text": engine.text(token), "finish_reason": None}
+        reason = "length" if count == request.max_tokens else None
+        choice = {"index": 0, "text": engine.text(token), "finish_reason": reason}
+        write_event(writer, {"object": "text_completion", "choices": [choice]})
+    if count < request.max_tokens:
+        choice = {"index": 0, "text": "", "finish_reason": "stop"}
         write_event(writer, {"object": "text_completion", "choices": [choice]})
     usage = {"prompt_tokens": len(request.prompt), "completion_tokens": count}
     write_event(writer, {"object": "text_completion", "choices": [], "usage": usage})

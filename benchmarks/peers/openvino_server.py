@@ -1,4 +1,5 @@
-"""OpenVINO GenAI's ContinuousBatchingPipeline behind `completions.serve`: `openvino_server.py FOLDER --port N`.
+"""OpenVINO GenAI's ContinuousBatchingPipeline behind `completions.serve`: `openvino_server.py MODEL --port N`, of a
+folder or a GGUF file.
 
 Runs in the peer's own environment. Its KV cache grows as it is needed, prefixes are cached, prompts are split.
 """
@@ -38,6 +39,9 @@ class OpenVino:
 
     def submit(self, request: Request) -> None:
         self._waiting.put(request)
+
+    def ids(self, text: str) -> list[int]:
+        return [int(token) for token in self._tokenizer.encode(text).input_ids.data[0]]
 
     def _text(self, token: int) -> str:
         return str(self._tokenizer.decode([token]))

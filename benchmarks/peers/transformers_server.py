@@ -37,6 +37,9 @@ class Transformers:
     def submit(self, request: Request) -> None:
         self._waiting.put(request)
 
+    def ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text).input_ids)
+
     def _text(self, token: int) -> str:
         return str(self._tokenizer.decode([token]))
 

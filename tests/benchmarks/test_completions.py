@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from benchmarks.peers import completions
-from forebay.base.http_client import Origin, get_json
+from forebay.base.http_client import Origin, get_json, post_json
 from forebay.bench.load import Load, Run, Target, run_load
 
 
@@ -26,6 +26,9 @@ class Counting:
 
     def text(self, token: int) -> str:
         return f" {token}"
+
+    def ids(self, text: str) -> list[int]:
+        return list(text.encode())
 
 
 @pytest.fixture
@@ -57,3 +60,13 @@ async def test_an_engine_may_end_early(origin: Origin) -> None:
 
 async def test_it_names_its_model(origin: Origin) -> None:
     assert (await get_json(origin, "/v1/models"))["data"][0]["id"] == "peer"
+
+
+@pytest.mark.parametrize(("max_tokens", "num_tokens", "reason"), [(7, 7, "length"), (100, 20, "stop")])
+async def test_a_text_is_answered_at_once_if_no_stream_is_asked_for(
+    origin: Origin, max_tokens: int, num_tokens: int, reason: str
+) -> None:
+    answer = await post_json(origin, "/v1/completions", {"prompt": "text", "max_tokens": max_tokens})
+    text = "".join(f" {token}" for token in range(5, 5 + num_tokens))
+    assert answer["choices"] == [{"index": 0, "text": text, "finish_reason": reason}]
+    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": num_tokens}
