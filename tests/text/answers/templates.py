@@ -333,8 +333,8 @@ XLAM = _chatml(
 
 # Apertus: one member for each call, results in the assistant's own message.
 APERTUS = (
-    "{% if tools %}<|developer_start|>Deliberation: {{ 'enabled' if enable_thinking else 'disabled' }}\n"
-    "Tool Capabilities:\n{{ tools | tojson }}<|developer_end|>{% endif %}{% for m in messages %}"
+    "<|developer_start|>Deliberation: {{ 'enabled' if enable_thinking else 'disabled' }}\n"
+    "Tool Capabilities:{{ tools | tojson if tools else ' disabled' }}<|developer_end|>{% for m in messages %}"
     "{% if m.role == 'assistant' %}<|assistant_start|>{% if m.reasoning_content %}<|inner_prefix|>"
     "{{ m.reasoning_content }}<|inner_suffix|>{% endif %}{{ m.content or '' }}{% if m.tool_calls %}<|tools_prefix|>["
     + _EACH
