@@ -152,11 +152,11 @@ class _FolderTensors:
         out."""
         config, names, packing = self._config, self._family.names, self._config.packing
         name = names.here(inner, config.num_layers)
-        if self._family.unused(config, name):
-            return
         self.num_draft_heads += names.begins_draft_head(inner)
         if not name and self._draft_head:
             name = names.in_draft_head(inner, config.num_layers)
+        if self._family.unused(config, name):
+            return
         layer, _, part = name.rpartition(".")
         if packing is not None and packing.has(part, file.tensors[stored].dtype):
             self._layers[layer][part] = file.packed(stored)

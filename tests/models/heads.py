@@ -44,6 +44,7 @@ _NEMOTRON_H: Final = {
     "backbone.layers.1": "mtp.layers.1",
 }
 _HY: Final = {**_DEEPSEEK, "model.norm": "model.layers.3.final_layernorm"}
+_GLM5_NEXT: Final = {name: stored.replace("model.layers.3", "model.layers.4") for name, stored in _DEEPSEEK.items()}
 _ONE_LAYER: Final = {"num_hidden_layers": 1, "layer_types": [_FULL]}
 _MELLUM_LAYER: Final = {
     "num_hidden_layers": 1,
@@ -68,6 +69,12 @@ HEADS: Final[dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]]] =
     "deepseek_v32": (_LATENT_LAYER, _DEEPSEEK, {}),
     "glm4_moe": (_LATENT_LAYER, _DEEPSEEK, {}),
     "glm4_moe_lite": (_SPARSE_LAYER, _DEEPSEEK, {}),
+    "glm5_next_text": (
+        # The indexer selects all of these few tokens.
+        {**_SPARSE_LAYER, "layer_types": ["indexed_attention"], "indexer_types": ["full"], "index_topk": 512},
+        _GLM5_NEXT,
+        {},
+    ),
     "hy_v3": (_SPARSE_LAYER, _HY, {}),
     "bailing_hybrid": (
         {**_LATENT_LAYER, "layer_types": [_FULL]},
@@ -81,6 +88,15 @@ HEADS: Final[dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]]] =
         {"num_nextn_predict_layers": 1},
     ),
 }
+
+
+class OneStream(nn.Module):
+    """In the place of hyper-connections: all residual streams are equal, and each is a plain one."""
+
+    def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """streams [..., S, H] -> what a layer's output is weighted by, how streams are mixed, and what a layer gets."""
+        count = streams.shape[-2]
+        return torch.ones(streams.shape[:-1]), torch.eye(count), streams[..., 0, :]
 
 
 @dataclass(frozen=True)
@@ -112,6 +128,9 @@ def make_headed(case: str, folder: Path, *, seed: int = 0, **overrides: Any) -> 
     of_layers, names, of_model = HEADS[case]
     oracle = make_oracle(case, seed=seed, **of_model, **overrides)
     layers = make_oracle(case, seed=seed + 100, **of_layers, **overrides)
+    if case == "glm5_next_text":
+        (layer,) = layers.base_model.layers
+        layer.attn_hc, layer.ffn_hc = OneStream(), OneStream()
     oracle.save_pretrained(folder)
     layers.save_pretrained(folder / "head")
     size, norm = BASE["hidden_size"], layers.base_model.norm_f if "nemotron" in case else layers.base_model.norm

@@ -103,6 +103,13 @@ SPARSE = (
         _NGRAMS,
     ),
     Mutant(
+        "C28 the layer that drafts for GLM-5.3-Flash has its gates and values cut, as the model's own",
+        "models/families/glm5_next_text.py",
+        "feed_forward(drafting, layer, limit=config.limit)",
+        "feed_forward(drafting, layer)",
+        "models/test_draft_head.py::test_a_draft_head_guesses_what_its_layers_do_in_transformers[torch-glm5_next_text]",
+    ),
+    Mutant(
         "C28 tables that are read by row are in the files, not in memory",
         "families/checkpoint.py",
         "            if not is_by_row(name)\n",

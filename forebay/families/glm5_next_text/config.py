@@ -9,11 +9,11 @@ from forebay.families.base.mixers import HyperConnections, KimiDelta, Latent, Po
 from forebay.families.base.rope import ROPE_FIELDS
 from forebay.families.base.shape import Shape
 from forebay.families.base.tensor_names import TensorNames
-from forebay.families.config.model_config import Family
+from forebay.families.config.model_config import Family, ModelConfig
 from forebay.families.config.transformer import FULL, LINEAR, Defaults, layers_of
 from forebay.families.parts.experts import DENSE, SPARSE, grouped_experts, mlp_layer_types, small_experts
 from forebay.families.parts.kimi_delta import kimi_delta
-from forebay.families.parts.latent import HARMLESS, latent_attention, latent_transformer, small_latent
+from forebay.families.parts.latent import DRAFT_HEAD, HARMLESS, latent_attention, latent_transformer, small_latent
 from forebay.families.parts.sparse_latent import (
     FULL_INDEXER,
     INDEXER_FIELDS,
@@ -163,6 +163,11 @@ def small(shape: Shape) -> dict[str, Any]:
     }
 
 
+def _unused(config: ModelConfig, name: str) -> bool:
+    """Return whether a tensor is of the indexer of the layer that drafts, which attends to all tokens here."""
+    return name.startswith(f"model.layers.{config.num_layers}.self_attn.indexer.")
+
+
 # Layers have their published names here; transformers' modules differ from them.
 _MODULES: Final = ((r"\.forget_gate\.", "."),)
 
@@ -170,5 +175,6 @@ FAMILY: Final = Family(
     parse=parse,
     small=small,
     harmless=HARMLESS | INDEXER_FIELDS | _HARMLESS,
-    names=TensorNames(stacked_experts=True, draft_layers=True, modules=_MODULES),
+    names=TensorNames(stacked_experts=True, draft_layers=True, draft_head=DRAFT_HEAD, modules=_MODULES),
+    unused=_unused,
 )

@@ -6,11 +6,12 @@ from forebay.families.config.transformer import LINEAR
 from forebay.families.glm5_next_text.config import PooledConfig
 from forebay.families.parts.sparse_latent import FULL_INDEXER
 from forebay.layers.build import BlockSpec, PartSpec
+from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.latent_attention import LatentAttentionSpec
 from forebay.layers.pooled_indexer import PooledIndexerSpec
-from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name
+from forebay.models.decoder import DecoderSpec, block_spec, decoder_spec, draft_head_spec, layer_name
 from forebay.models.families.parts.kimi_delta import kimi_delta_spec
-from forebay.models.families.parts.latent import feed_forward, latent_attention_spec
+from forebay.models.families.parts.latent import feed_forward, latent_attention_spec, with_draft_layer
 from forebay.models.families.parts.streams import Streamed, streamed_block, streams_spec
 
 
@@ -29,6 +30,17 @@ def _block(config: PooledConfig, layer: int) -> BlockSpec:
     return streamed_block(config, layer, parts, streams_spec(config, config.hyper))
 
 
+def draft_head(config: PooledConfig) -> DraftHeadSpec:
+    """Describe the layer behind the model's own that drafts tokens: it has one residual stream, and attends to all
+    tokens. The files have an indexer for it, whose selection has all of the first `index_topk` tokens."""
+    layer = config.num_layers
+    drafting = with_draft_layer(config)
+    attention = _dense_attention(drafting, f"{layer_name(layer)}.self_attn")
+    return draft_head_spec(
+        config, block_spec(drafting, layer, attention, feed_forward(drafting, layer, limit=config.limit))
+    )
+
+
 def _mixer(config: PooledConfig, layer: int) -> PartSpec:
     name = f"{layer_name(layer)}.self_attn"
     if config.layer_types[layer] == LINEAR:
@@ -36,9 +48,13 @@ def _mixer(config: PooledConfig, layer: int) -> PartSpec:
     return _attention(config, layer, name)
 
 
+def _dense_attention(config: PooledConfig, name: str) -> LatentAttentionSpec:
+    return replace(latent_attention_spec(config, name), rope=None, norm_eps=config.rms_norm_eps)
+
+
 def _attention(config: PooledConfig, layer: int, name: str) -> LatentAttentionSpec:
     """Latent attention without positions, with an indexer of pools or the selection of the layer before."""
-    dense = replace(latent_attention_spec(config, name), rope=None, norm_eps=config.rms_norm_eps)
+    dense = _dense_attention(config, name)
     if config.indexer_types[layer] != FULL_INDEXER:
         return replace(dense, shares_selection=True)
     indexer = PooledIndexerSpec(
