@@ -60,9 +60,11 @@ def thin(metafunc: pytest.Metafunc, *, has_gpu: bool) -> None:
     cases, test = metafunc._calls, metafunc.definition
     if not test.get_closest_marker("slow"):
         quick = [case for case in cases if not _has(case, {"slow"})]
-        kept = _kept(test, {f"{test.nodeid}[{case.id}]": case.params for case in quick})
-        for case in quick:
-            if f"{test.nodeid}[{case.id}]" not in kept:
+        first = test.nodeid
+        names = [f"{first}[{case.id}]" for case in quick]
+        kept = _kept(test, {name: case.params for name, case in zip(names, quick, strict=True)})
+        for name, case in zip(names, quick, strict=True):
+            if name not in kept:
                 case.marks.append(pytest.mark.slow.mark)
         if metafunc.config.option.markexpr == SHORT_TIER:
             left_out = {"slow"} if has_gpu else {"slow", "gpu"}
@@ -83,7 +85,8 @@ def _named() -> frozenset[str]:
 
 def _kept(test: pytest.Item, cases: Mapping[str, Mapping[str, object]]) -> set[str]:
     """Return the node ids of the cases of one test, given with their parameters, that the short tier runs."""
-    return _chosen(test, cases) | (cases.keys() & _named())
+    named = _named()
+    return _chosen(test, cases) | {name for name in cases if name in named}
 
 
 def _chosen(test: pytest.Item, cases: Mapping[str, Mapping[str, object]]) -> set[str]:

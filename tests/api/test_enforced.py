@@ -280,6 +280,7 @@ def test_schema_of_a_tool_is_compiled_only_if_the_tool_is_enforced(api: openai.O
         assert (refused.value.code, refused.value.param) == ("grammar_invalid", "tools.0.function.parameters")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("strict", [None, False, True])
 def test_call_that_must_be_made_keeps_its_schema_whatever_strict_says(api: openai.OpenAI, strict: bool | None) -> None:
     tools = [named(SCHEMA, **({} if strict is None else {"strict": strict}))]

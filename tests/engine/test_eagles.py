@@ -46,6 +46,7 @@ def flags(target: Path, draft: Path | None = None, algorithm: str = "off", **opt
     return {"model": str(target), **shape, **drafting, **options}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("algorithm", KINDS)
 def test_c16_an_eagle_head_changes_no_token(algorithm: str, folder: Path) -> None:
     plain, _ = build_engine(resolve(flags(folder)).engine)

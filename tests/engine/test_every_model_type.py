@@ -22,6 +22,7 @@ def check_twice(core: EngineCore, tiny: Tiny) -> None:
         assert is_greedy(tiny, prompt, tokens)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("case", by_tier(case for case in CASES if not case.endswith("-gguf")))
 def test_greedy_tokens_through_the_engine_equal_those_of_transformers(case: str) -> None:
     tiny = shared_tiny(case)

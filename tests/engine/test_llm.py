@@ -62,6 +62,7 @@ def prompts(seed: int, n: int) -> list[list[int]]:
     return [[rng.randrange(2, 250) for _ in range(rng.randrange(1, 70))] for _ in range(n)]
 
 
+@pytest.mark.quick(1)
 def test_a_batch_gives_the_greedy_tokens_of_transformers(llm: LLM, checkpoint: Tiny) -> None:
     asked = prompts(0, 10)
     outputs = llm.generate(asked, GREEDY)

@@ -236,7 +236,7 @@ SERVERS = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("arguments", SERVERS.values(), ids=SERVERS.keys())
 def test_a_killed_parent_takes_its_engine_with_it(
     arguments: tuple[object, ...], children: list[subprocess.Popen[str]]

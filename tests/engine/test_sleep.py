@@ -409,6 +409,7 @@ def test_what_makes_no_sense_is_refused_with_the_reason(llama: Path) -> None:
     assert told(core, Resume(serial=11, tags=[])) == "nothing: not released"
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("mode", ["wait", "retract", "abort"])
 @pytest.mark.parametrize("depth", [0, 1])
 def test_requests_that_run_finish_go_on_later_or_end_as_the_mode_says(llama: Path, mode: str, depth: int) -> None:

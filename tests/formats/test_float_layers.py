@@ -171,6 +171,7 @@ SHAPES = {
 }  # fmt: skip
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("backend", ["torch", NATIVE])
 @pytest.mark.parametrize("case", ["blocks", "float-quantized rows", "NVFP4", "MXFP4"])
 def test_a_model_gives_the_logits_of_the_values_in_float64(case, backend, plain, tmp_path):

@@ -194,6 +194,7 @@ def test_blocks_of_any_bytes_give_values_and_codes(number):
         assert codes.shape == (64, 4 * block.elements)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("type_name", SMALL_TYPES)
 def test_damaged_types_and_shapes_are_refused_or_read(type_name, tmp_path):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.quoted import _COMMON, quoted
@@ -13,7 +14,6 @@ from forebay.grammar.vocabulary import Vocabulary
 from tests.text.tiny_tokenizer import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
-VOCABULARY = Vocabulary.of(TOKENIZER.table, [2], 49152).tokenizer(TOKENIZER.encode)
 TEXTS = [
     "", "a", "ab", "abc", "A", "aB", "b", '"', '""', '"a"', "\\", "\\\\", "\n", "\r\n", "a\n", "\na", "\t", " ", " a",
     "/", "a/b", "\x01", "\x7f", "é", "日本", "👩", "1", "-1", "1.5", "a_1", "a b", 'say "hi"', "{\n}", "[1]",
@@ -45,9 +45,14 @@ GRAMMARS = [
 ]  # fmt: skip
 
 
+@cache
+def vocabulary() -> LLTokenizer:
+    return Vocabulary.of(TOKENIZER.table, [2], 49152).tokenizer(TOKENIZER.encode)
+
+
 def taken(source: str, texts: list[str]) -> list[str]:
     """Return the texts that the grammar takes."""
-    begun = LLMatcher(VOCABULARY, LLMatcher.grammar_from_lark(source), log_level=0)
+    begun = LLMatcher(vocabulary(), LLMatcher.grammar_from_lark(source), log_level=0)
     assert not begun.is_error(), (source, begun.get_error())
     return [text for text in texts if _takes(begun.deep_copy(), TOKENIZER.encode(text))]
 

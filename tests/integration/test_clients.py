@@ -137,6 +137,7 @@ def test_logit_bias_forbids_and_forces(api: openai.OpenAI, tokenizer: Tokenizer)
     assert complete(api, max_tokens=3, logit_bias={str(forced): 100}).choices[0].text == " cheese" * 3
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("logprobs", [False, True])
 def test_a_streamed_chat_is_the_whole_one(api: openai.OpenAI, logprobs: bool) -> None:
     messages = [{"role": "user", "content": "Count in Chinese: 一, 二, and emoji 👩‍🚀🇫🇷"}]

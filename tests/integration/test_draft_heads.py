@@ -137,6 +137,7 @@ def test_a_head_that_is_right_is_accepted_whole(case: str, tmp_path: Path) -> No
     assert steps == 1 + 40 // width
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
 def test_a_head_that_is_not_finite_costs_acceptance_alone(value: float, tmp_path: Path) -> None:
     rig = rig_of(make_right("deepseek_v3", tmp_path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests import loopback
 from tests.deadlines import wait_until
+from tests.engine.conftest import make_chat_model
 from tests.integration.tree import Tree, serving
 
 QUOTED = "the quick brown fox jumps over the lazy dog and runs into the dark wood"
@@ -26,12 +26,14 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def trees(tmp_path_factory: pytest.TempPathFactory, embedded_model: Path) -> Iterator[dict[str, Tree]]:
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Tree]]:
+    """Servers of a random model, which repeats itself when it is greedy."""
     folder = tmp_path_factory.mktemp("guessing")
-    flags = ("--dtype=float32", "--max-running-requests=4", "--kv-cache-bytes=64MiB", "--context-length=1024")
+    model = make_chat_model(folder / "model", context_length=1024).path
+    flags = ("--dtype=float32", "--max-running-requests=4", "--kv-cache-bytes=4MiB", "--context-length=1024")
     with (
-        serving(folder / "off", embedded_model, *flags, "--speculative-algorithm=off") as off,
-        serving(folder / "ngram", embedded_model, *flags, "--speculative-algorithm=NGRAM") as ngram,
+        serving(folder / "off", model, *flags, "--speculative-algorithm=off") as off,
+        serving(folder / "ngram", model, *flags, "--speculative-algorithm=NGRAM") as ngram,
     ):
         yield {"off": off, "NGRAM": ngram}
 

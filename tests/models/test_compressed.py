@@ -61,7 +61,7 @@ def test_tokens_one_by_one_behind_a_row_s_last_request_give_the_logits_of_transf
         oracle.assert_agrees(torch.cat(parts), begin)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("num_pages", [1, 2, 3])
 @pytest.mark.parametrize("case", CASES)
 def test_another_row_goes_on_from_the_end_of_a_page(case, num_pages, tiny, load):

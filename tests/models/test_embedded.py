@@ -10,11 +10,8 @@ import functools
 import json
 from pathlib import Path
 
-import gguf
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
@@ -32,6 +29,10 @@ pytestmark = pytest.mark.skipif(not PATH.is_file(), reason="the embedded model i
 
 def by_transformers() -> tuple[list[int], torch.Tensor]:
     """Return greedy tokens and the logits of the prompt by transformers, from its own reading of the same file."""
+    import gguf
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
     with pytest.MonkeyPatch.context() as patch:
         # transformers parses the file for each call and builds the table of names for each module: 11 s become 6.
         patch.setattr(gguf, "GGUFReader", functools.cache(gguf.GGUFReader))

@@ -93,6 +93,7 @@ def test_layers_leave_their_arguments(model: VisualModel, ops: Ops) -> None:
     assert all(map(torch.equal, state.features, before.features))
 
 
+@pytest.mark.quick(1)
 def test_bits_do_not_depend_on_earlier_images_nor_on_threads(model: VisualModel, native: Ops) -> None:
     images = [image(model, rows, columns) for rows, columns in ((2, 3), (3, 2), (1, 5))]
     for dtype in (torch.float32, torch.bfloat16):

@@ -114,6 +114,7 @@ def test_a_row_does_not_depend_on_how_many_rows_come_with_it(
         assert_same_bits(native.linear.apply_f32(x[-rows:], packed), together[-rows:])
 
 
+@pytest.mark.quick(8)
 def test_linear_does_not_depend_on_the_number_of_threads(
     native: NativeOps, single_threaded: NativeOps, dtype: torch.dtype, form: CodeFormat
 ) -> None:

@@ -56,6 +56,7 @@ def _alone(ops: Ops, case: Case, inputs: Inputs, state: Tensor, *, snapshots: li
     return case.call(ops, inputs, state, state_batch([len(next(iter(inputs.values())))], [1], [snapshots]))
 
 
+@pytest.mark.quick(8)
 def test_ragged_sequences_equal_the_reference(
     native: NativeOps, reference: Ops, case: Case, dtype: torch.dtype, state_dtype: torch.dtype
 ) -> None:
@@ -152,6 +153,7 @@ def test_chunks_and_decoding_give_the_same_bits_as_prefill_at_once(
         assert_same_bits(state, at_once_state)
 
 
+@pytest.mark.quick(8)
 def test_the_references_chunks_are_close_to_prefill_at_once(
     case: Case, dtype: torch.dtype, state_dtype: torch.dtype
 ) -> None:

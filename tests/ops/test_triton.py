@@ -230,6 +230,7 @@ def test_sparse_mixer_equals_the_reference_and_no_other_row_changes_it(ops: Ops,
     assert ops.experts.sparse_mixer(logits[:0], jitter)[0].shape == (0, 2)
 
 
+@pytest.mark.quick(1)
 def test_a_decoding_sequence_does_not_depend_on_the_others(ops: Ops, dtype: torch.dtype) -> None:
     paged = PagedCase(seq_lens=[300, 7, 33], query_lens=[1, 1, 1], head_dim=16, dtype=dtype)
     together = paged.run(ops)

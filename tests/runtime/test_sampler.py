@@ -101,6 +101,7 @@ ROWS = st.builds(
 )
 
 
+@pytest.mark.quick(1)
 @settings(max_examples=80)
 @given(row=ROWS, vocab=st.sampled_from(VOCABS), seed=st.integers(0, 99), position=st.integers(1, 2**20))
 def test_the_token_is_where_the_oracles_running_sum_passes_the_random_number(ops, row, vocab, seed, position):
@@ -115,6 +116,7 @@ def test_the_token_is_where_the_oracles_running_sum_passes_the_random_number(ops
     assert (sums[token - 1] if token else 0) - slack <= aim <= sums[token] + slack
 
 
+@pytest.mark.quick(1)
 @settings(max_examples=6)
 @given(
     top_k=st.integers(0, 120),

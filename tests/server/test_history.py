@@ -45,7 +45,7 @@ def conversation(arguments: str, **fields: Any) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("manner", MANNERS)
 def test_chat_history_with_arguments_cut_off_renders_in_every_template(model: Any, manner: str) -> None:
     speaker = model(MANNERS[manner].template)

@@ -12,9 +12,9 @@ import pytest
 
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.compiler import compiled
-from forebay.grammar.vocabulary import Vocabulary
 from forebay.server.protocol.requests import ChatRequest
 from tests.deadlines import HANGS_S
+from tests.server.scripted_server import tiny_vocabulary
 from tests.server.test_responses import Model
 from tests.server.test_tools import ASK, TOOLS, Speaker
 from tests.text.answers.templates import GPT_OSS, LLAMA4, MANNERS, QWEN3_CODER, QWEN25
@@ -105,7 +105,7 @@ def test_text_tool_input_cut_off_is_what_there_is_of_it(speaker: Model) -> None:
 def takes(speaker: Speaker, text: str) -> bool:
     grammar, tokenizer = speaker.server.engine.submitted[-1].params.grammar, speaker.server.tokenizer
     assert grammar is not None
-    matcher = compiled(grammar, Vocabulary.of(tokenizer.table, [2], 49152).tokenizer(tokenizer.encode))
+    matcher = compiled(grammar, tiny_vocabulary())
     tokens = tokenizer.encode(text)
     whole = matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens)
     return bool(whole and matcher.is_accepting())

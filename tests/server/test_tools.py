@@ -11,7 +11,6 @@ import pytest
 
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.compiler import compiled
-from forebay.grammar.vocabulary import Vocabulary
 from forebay.server.api.anthropic.messages_request import MessagesRequest
 from forebay.server.api.core.enforcing import rules_of
 from forebay.server.api.ollama.request import OllamaChatRequest
@@ -19,7 +18,7 @@ from forebay.server.api.openai.responses_request import ResponsesRequest
 from forebay.server.protocol.requests import ChatRequest
 from forebay.server.protocol.strict import Strict
 from tests.deadlines import HANGS_S
-from tests.server.scripted_server import ScriptedServer
+from tests.server.scripted_server import ScriptedServer, tiny_vocabulary
 from tests.text.answers.templates import GPT_OSS, QWEN3, QWEN3_THINKING, QWEN25
 from tests.text.tiny_tokenizer import TEMPLATE
 
@@ -353,7 +352,7 @@ def test_what_must_be_called_is_enforced_behind_the_thinking(
         answer = client.post("/v1/chat/completions", json={"messages": ASK, "max_tokens": 1, **wishes})
     assert answer.status_code == 200, answer.text
     grammar, tokenizer = model.server.engine.submitted[-1].params.grammar, model.server.tokenizer
-    start = compiled(grammar, Vocabulary.of(tokenizer.table, [2], 49152).tokenizer(tokenizer.encode))
+    start = compiled(grammar, tiny_vocabulary())
     for text, fits in [*((text, True) for text in takes), *((text, False) for text in refuses)]:
         matcher, tokens = start.deep_copy(), tokenizer.encode(f"Hm. {{}}\n</think>\n\n{text}")
         whole = matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens)

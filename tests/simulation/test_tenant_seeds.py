@@ -148,6 +148,7 @@ def tenant_that_does_not_fit_is_never_passed_over(patch: Patch) -> None:
     patch.setattr(AdmissionPass, "_does_not_fit", mutated)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_simulator_tenant_mutation_is_found(name: str) -> None:
     seed = MUTATIONS.found_after(name, [FOUND_AT.get(name, 0), *range(PER_MUTATION)])

@@ -36,6 +36,7 @@ def test_texts_have_the_ids_they_had(text: str, saved: tuple[Tokenizer, Path]) -
     assert theirs.decode(ids) == original.decode(ids)
 
 
+@pytest.mark.quick(1)
 def test_conversations_have_the_ids_they_had(saved: tuple[Tokenizer, Path]) -> None:
     original, folder = saved
     messages = [{"role": "user", "content": "What is <|im_end|>?"}, {"role": "assistant", "content": "A marker."}]
