@@ -27,7 +27,7 @@ from forebay.verify.questions import Question
 
 NONE: Final[Mapping[str, Path]] = MappingProxyType({})
 TORCH: Final = "torch"  # the kernels whose rounding depends on a batch
-_HOT: Final = 2.0  # a temperature
+_HOT: Final = 100.0  # a temperature at which all tokens are about as likely
 _SURPRISE: Final = 20.0  # nats: the least improbable of two equal draws that are no chance
 WELL_UNDER_WAY: Final = 3  # tokens: whoever has so many decodes
 

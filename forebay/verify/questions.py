@@ -121,18 +121,22 @@ def num_derived(questions: Sequence[Question]) -> int:
     return 2 + _NUM_STOPS + _NUM_RESTRICTED if len(questions) >= FEWEST_WITH_DERIVED else 0
 
 
-def derived(questions: Sequence[Question], answers: Sequence[Sequence[int]], context_length: int) -> list[Question]:
-    """Return questions made of the first one and its answer. One goes on from inside the answer, and one from behind
-    it. Four end at tokens of it, one place after another. One may not have two of its tokens behind each other. One may
-    not end at a token where it comes, but later. Fewer than FEWEST_WITH_DERIVED questions have none."""
+def derived(
+    questions: Sequence[Question], answers: Sequence[Sequence[int]], page_size: int, context_length: int
+) -> list[Question]:
+    """Return questions made of the first one and its answer. One goes on from inside the answer, and one is its whole
+    pages. Four end at tokens of it, one place after another. One may not have two of its tokens behind each other. One
+    may not end at a token where it comes, but later. Fewer than FEWEST_WITH_DERIVED questions have none."""
     if not num_derived(questions):
         return []
     first, answer, number = questions[0], answers[0], len(questions)
     going_on = msgspec.structs.replace(first.params, max_tokens=questions[-1].params.max_tokens)
     found: list[Question] = []
-    for part in (answer[: len(answer) // 2], answer):
-        prompt = [*first.prompt, *part, *questions[1].prompt[:2]][: context_length - going_on.max_tokens]
-        found.append(first._replace(prompt=prompt, params=going_on, number=number + len(found)))
+    inside = [*first.prompt, *answer[: len(answer) // 2], *questions[1].prompt[:2]]
+    pages = [*first.prompt, *answer]
+    for prompt in (inside, pages[: len(pages) // page_size * page_size]):
+        fitting = prompt[: context_length - going_on.max_tokens]
+        found.append(first._replace(prompt=fitting, params=going_on, number=number + len(found)))
     new_ones = [token for place, token in enumerate(answer) if token not in answer[:place]]
     for stop in (new_ones[-_NUM_STOPS:] * _NUM_STOPS)[:_NUM_STOPS]:
         params = msgspec.structs.replace(first.params, stop_token_ids=[stop])

@@ -116,7 +116,8 @@ class Verification:
         base = self.baseline
         base.alone = await self._ask_alone(self.questions, self._roomy[0], NONE)
         answers = [answer.tokens for answer in base.alone]
-        base.derived = derived(self.questions, answers, self.config.memory.context_length)
+        memory = self.config.memory
+        base.derived = derived(self.questions, answers, memory.page_size, memory.context_length)
         if base.derived:
             base.derived_alone = await self._ask_alone(base.derived, self._roomy[0], NONE)
 

@@ -94,21 +94,22 @@ def test_questions_made_of_an_answer_go_on_from_inside_it_and_end_at_each_place_
     """C16, C19."""
     asked = make_questions(tokenizer, 16, 32, page_size=16, context_length=2048, seed=3, device="cpu")
     answer = [7, *range(100, 140), 7, 7]
-    going_on, behind, *ending, spelled, late = derived(asked, [answer], 2048)
+    going_on, whole_pages, *ending, spelled, late = derived(asked, [answer], 16, 2048)
     assert num_derived(asked) == 2 + len(ending) + 2 == 8
-    assert behind.prompt == [*asked[0].prompt, *answer, *asked[1].prompt[:2]]
+    behind = [*asked[0].prompt, *answer]
+    assert whole_pages.prompt == behind[:80], "it ends where a cached page and a state end"
     assert going_on.prompt == [*asked[0].prompt, *answer[:21], *asked[1].prompt[:2]]
     assert going_on.params.max_tokens == 32
     assert [question.params.stop_token_ids for question in ending] == [[136], [137], [138], [139]]
     assert {tuple(question.prompt) for question in ending} == {tuple(asked[0].prompt)}
     assert spelled.params.bad_words == [(120, 121)]
     assert (late.params.stop_token_ids, late.params.min_tokens) == ([120], 25)
-    made = (going_on, behind, *ending, spelled, late)
+    made = (going_on, whole_pages, *ending, spelled, late)
     assert [question.number for question in made] == [*range(16, 24)]
     assert {question.way for question in made} == {asked[0].way}
-    assert [one.params.stop_token_ids for one in derived(asked, [[5, 5, 6]], 2048)[2:6]] == [[5], [6], [5], [6]]
-    assert derived(asked[:7], [answer], 2048) == []
-    assert [len(one.prompt) for one in derived(asked, [answer], 80)[:2]] == [48, 48], "within the context"
+    assert [one.params.stop_token_ids for one in derived(asked, [[5, 5, 6]], 16, 2048)[2:6]] == [[5], [6], [5], [6]]
+    assert derived(asked[:7], [answer], 16, 2048) == []
+    assert [len(one.prompt) for one in derived(asked, [answer], 16, 80)[:2]] == [48, 48], "within the context"
 
 
 @pytest.mark.parametrize("num", [2, 3, 16, 21, 32])
@@ -252,7 +253,7 @@ class Drawn:
         self._tokens, self._logprob = tokens, logprob
 
     async def answer(self, question: Question, *others: object) -> Answer:
-        assert question.params.temperature == 2.0
+        assert question.params.temperature == 100.0
         return said(self._tokens[question.params.seed], logprob=self._logprob)
 
 
