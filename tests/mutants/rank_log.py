@@ -70,4 +70,12 @@ RANK_LOG = (
         "        self._was_quick = True\n",
         "engine/ranks/test_ring.py::test_waiting_polls_before_it_sleeps_only_after_a_wait_that_was_quick",
     ),
+    Mutant(
+        "C27 a rank that stands still while it changes its memory is lost",
+        "engine/ranks/ring.py",
+        "if all(entry.limited for entry in self._under_way)",
+        "if self._under_way",
+        "engine/ranks/test_processes.py::"
+        "test_rank_that_is_stopped_while_it_loads_or_sleeps_is_lost_after_the_stall_timeout",
+    ),
 )

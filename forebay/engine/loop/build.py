@@ -142,6 +142,8 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         runner = _runner(config, budget, checkpoint, loaded, ops, regions, grammars.take, pictures, tiers.make, share)
         _keep_freed_memory()
         runner.warm_up()
+        if ranks is not None:
+            ranks.loaded()
     limits = scheduler_config(config, budget, loaded.model.weight_bytes, pictures)
     transfers = transfers_for(config, runner.cache, checkpoint.config.vocab_size, kernels, regions)
     scheduler = Scheduler(limits, proposer, role_of(limits.disaggregation, transfers), grammars)

@@ -21,6 +21,7 @@ from forebay.base.exit_codes import EXIT_FAILED
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import EngineConfig, RankOptions
 from forebay.config.gpu import visible_gpu
+from forebay.engine.ranks.activity import Activity
 from forebay.engine.ranks.outcome import RankLost
 from forebay.engine.ranks.ring import RING_BYTES, RingWriter
 from forebay.requests.step_plan import CapturingRunner, Launched, StepPlan
@@ -50,8 +51,9 @@ def end_process(error: EngineError) -> NoReturn:
 
 class RankProcesses:
     """The processes of ranks 1 up to `size`, each with its pipes, memory for a ring that all ranks share, and the file
-    `exchange`, which this object then owns. They end with this process, and it ends if one of them does, or keeps an
-    entry of the log for longer than `config`'s stall timeout. `on_lost` ends it."""
+    `exchange`, which this object then owns. They end with this process, and it ends if one of them does, or stalls for
+    longer than `config`'s stall timeout: it keeps a step for longer, or uses no CPU time for as long while it loads or
+    changes its memory. `on_lost` ends it."""
 
     def __init__(
         self,
@@ -84,13 +86,18 @@ class RankProcesses:
         self._memory = mmap.mmap(ring, RING_BYTES)
         os.close(ring)
         self.ring = RingWriter(self._memory, self._places, self._outcomes, on_lost=on_lost, ended=self._ended)
-        self._closing = False
+        self._closing, self._is_loaded = False, False
+        self._activity = Activity(processes[1:])
         self._watcher = threading.Thread(target=self._watch, name="rank-watch", daemon=True)
         self._watcher.start()
 
     def descriptors(self) -> list[int]:
         """Return descriptors (pidfd) of the ranks' processes."""
         return [os.pidfd_open(each.pid) for each in self.children]
+
+    def loaded(self) -> None:
+        """Note that all ranks have loaded the model, after which they work at entries of the log alone."""
+        self._is_loaded = True
 
     def close(self) -> None:
         """End the processes, and release what is shared with them. Idempotent; no step may be in flight."""
@@ -125,6 +132,15 @@ class RankProcesses:
                 self._on_lost(
                     RankLost(f"ranks keep a log entry for {seconds:.1f} s, --stall-timeout is {self._stall_s:g}")
                 )
+            working = self.ring.working() if self._is_loaded else range(1, len(self.children) + 1)
+            for rank, seconds in self._activity.idle_s(working).items():
+                if seconds > self._stall_s:
+                    self._on_lost(self._stood_still(rank, seconds))
+
+    def _stood_still(self, rank: int, seconds: float) -> RankLost:
+        what = "changes its memory" if self._is_loaded else "loads the model"
+        limit = f"--stall-timeout is {self._stall_s:g}"
+        return RankLost(f"rank {rank} {what}, and has used no CPU time for {seconds:.1f} s, {limit}")
 
 
 def own_variables(ranks: RankOptions, rank: int) -> dict[str, str]:

@@ -212,6 +212,13 @@ class RingWriter:
             oldest = self._under_way[0] if self._under_way else None
             return self._clock() - oldest.sent_at if oldest is not None and oldest.limited else 0.0
 
+    def working(self) -> list[int]:
+        """Return the ranks with an entry under way that has no limit. For any thread."""
+        with self._lock:
+            if all(entry.limited for entry in self._under_way):
+                return []
+            return [rank for rank, incoming in enumerate(self._incoming, 1) if incoming.next < self._num_sent]
+
     def lost(self, error: EngineError) -> NoReturn:
         """End all ranks, because they cannot continue together."""
         self._on_lost(error)

@@ -17,7 +17,8 @@ import pytest
 from forebay.base.errors import EngineError
 from forebay.config.resolve import resolve
 from forebay.engine.ranks import processes
-from forebay.engine.ranks.log import Capture, LogWriter
+from forebay.engine.ranks.activity import Activity
+from forebay.engine.ranks.log import Capture, LogWriter, Resume
 from forebay.engine.ranks.outcome import DONE, RankLost
 from forebay.engine.ranks.processes import EndingRunner, RankProcesses, end_process
 from forebay.requests.step_plan import StepPlan
@@ -40,12 +41,14 @@ def _threads_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
 class Started:
     """Processes of ranks without a model, a log for them, and what they were lost by."""
 
-    def __init__(self, size: int, stall_timeout: float) -> None:
+    def __init__(self, size: int, stall_timeout: float, is_loaded: bool) -> None:
         config = resolve({"tp_size": size, "stall_timeout": stall_timeout, "dtype": "float32"}).engine
         self.lost: queue.SimpleQueue[EngineError] = queue.SimpleQueue()
         self.processes = RankProcesses(
             config, os.memfd_create("forebay-exchange"), entry=standin.ENTRY, on_lost=self._on_lost
         )
+        if is_loaded:
+            self.processes.loaded()
         self.log, self._num_sent = LogWriter(), 0
 
     def _on_lost(self, error: EngineError) -> NoReturn:
@@ -63,8 +66,8 @@ class Started:
 
 
 @contextmanager
-def started(size: int, *, stall_timeout: float = 60.0) -> Iterator[Started]:
-    ranks = Started(size, stall_timeout)
+def started(size: int, *, stall_timeout: float = 60.0, is_loaded: bool = True) -> Iterator[Started]:
+    ranks = Started(size, stall_timeout, is_loaded)
     try:
         yield ranks
     finally:
@@ -113,6 +116,35 @@ def test_rank_that_is_stopped_is_lost_after_the_stall_timeout() -> None:
         os.kill(ranks.processes.children[1].pid, signal.SIGSTOP)
         ranks.send(2)
         assert re.fullmatch(r"ranks keep a log entry for \d+\.\d s, --stall-timeout is 1", ranks.reason())
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_rank_that_is_stopped_while_it_loads_or_sleeps_is_lost_after_the_stall_timeout(is_loaded: bool) -> None:
+    with started(2, stall_timeout=1.0, is_loaded=is_loaded) as ranks:
+        os.kill(ranks.processes.children[0].pid, signal.SIGSTOP)
+        if is_loaded:
+            ranks.processes.ring.send(ranks.log.record(Resume(tags=("weights",))), limited=False)
+        what = "changes its memory" if is_loaded else "loads the model"
+        found = rf"rank 1 {what}, and has used no CPU time for \d+\.\d s, --stall-timeout is 1"
+        assert re.fullmatch(found, ranks.reason())
+
+
+def test_rank_without_work_may_use_no_cpu_time() -> None:
+    now, own = 0.0, os.getpid()
+    activity = Activity([own, own], lambda: now)
+    used: list[int | None] = [5]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("forebay.engine.ranks.activity.cpu_ns", lambda process: used[0])
+        assert activity.idle_s([1, 2]) == {1: 0.0, 2: 0.0}
+        now = 3.0
+        assert activity.idle_s([2]) == {2: 3.0}
+        now = 7.0
+        assert activity.idle_s([1, 2]) == {1: 0.0, 2: 7.0}
+        used[0], now = 6, 8.0
+        assert activity.idle_s([1, 2]) == {1: 0.0, 2: 0.0}
+        used[0] = None
+        now = 20.0
+        assert activity.idle_s([1, 2]) == {1: 0.0, 2: 0.0}
 
 
 def test_rank_that_misses_an_entry_ends_and_reports_both_numbers(capfd: pytest.CaptureFixture[str]) -> None:
