@@ -220,10 +220,12 @@ class Adapters:
                 self.unload(changed.name)
 
     def rename(self, renamed: Callable[[str], str]) -> None:
-        """Give each adapter another name. None is being loaded."""
-        for adapter in {adapter.number: adapter for adapter in (*self._by_name.values(), *self._retired)}.values():
+        """Give each adapter another name, also those that are being loaded."""
+        known = (*self._by_name.values(), *self._loading.values(), *self._retired)
+        for adapter in {adapter.number: adapter for adapter in known}.values():
             adapter.name = renamed(adapter.name)
         self._by_name = {renamed(name): adapter for name, adapter in self._by_name.items()}
+        self._loading = {renamed(name): adapter for name, adapter in self._loading.items()}
 
     # -- using --------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from forebay.engine.recorder.replay import Outcome, Replay
 from forebay.memory import pictures as memory
 from forebay.memory.adapters import AdapterChanged
 from forebay.scheduler import admission
-from forebay.scheduler.journal import Added, Halted, Planned, Record, Transferred
+from forebay.scheduler.journal import Added, Halted, Marked, Planned, Record, Transferred
 from tests.simulation import adapting, adapting_pair, pair, pictures, simulator, sleeping
 from tests.simulation.command_line import command_line
 from tests.simulation.liveness import require
@@ -86,7 +86,7 @@ class Recording:
         preemption, number = self.sim.scheduler.preemption, len(self.data)
         if self.sim.scheduler.idle:
             self.sim.scheduler.reclaim_leaks()
-        if len(self.data) > number + 1:
+        if any(isinstance(record, Marked) for record in decode_all(self.data[number:])):
             self.marks[number] = {"_num_plans": preemption._num_plans, "_due": preemption._due}
         self._arrive()
 
