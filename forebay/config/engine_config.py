@@ -350,11 +350,13 @@ class RankExchange(StrEnum):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankOptions:
     """The ranks of an engine: `size` processes, each with its share of the model and of the caches. `own_gpus`: rank r
-    computes on the r-th GPU, and not on the one of rank 0."""
+    computes on the r-th GPU, and not on the one of rank 0. All end if one stalls for `stall_timeout_s`, which holds for
+    the library too: its requests have no such limit."""
 
     size: int = 1
     exchange: RankExchange = RankExchange.SHM
     own_gpus: bool = False
+    stall_timeout_s: float = 60.0
 
 
 ONE_RANK: Final = RankOptions()

@@ -54,7 +54,8 @@ class _Facts(Protocol):
 def field_values(settled: Settled, facts: _Facts) -> dict[str, Any]:
     """Return the values of the configuration's fields about ranks."""
     size, exchange = settled.number("tp_size"), RankExchange(str(settled["tp_exchange"]))
-    return {"ranks": RankOptions(size=size, exchange=exchange, own_gpus=num_gpus(facts, settled) > 1)}
+    own_gpus, stall_timeout_s = num_gpus(facts, settled) > 1, float(str(settled["stall_timeout"]))
+    return {"ranks": RankOptions(size=size, exchange=exchange, own_gpus=own_gpus, stall_timeout_s=stall_timeout_s)}
 
 
 def num_gpus(facts: _Facts, settled: Settled) -> int:

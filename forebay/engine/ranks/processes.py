@@ -63,7 +63,7 @@ class RankProcesses:
         entry: Sequence[str] = ENTRY,
         on_lost: Callable[[EngineError], NoReturn] = end_process,
     ) -> None:
-        self._on_lost, self._stall_s = on_lost, config.scheduling.stall_timeout_s
+        self._on_lost, self._stall_s = on_lost, config.ranks.stall_timeout_s
         ring, self.exchange = os.memfd_create("forebay-log"), exchange
         os.ftruncate(ring, RING_BYTES)
         self.children: list[subprocess.Popen[bytes]] = []
