@@ -46,9 +46,9 @@ FLIGHTS = (
         _SIMULATED,
     ),
     Mutant(
-        "C19 an adapter that is unloaded is recorded",
+        "C19 an adapter that is loaded is recorded",
         "memory/adapters.py",
-        "        self.note(AdapterChanged(Change.UNLOAD, name))\n",
+        "        self.note(AdapterChanged(Change.BEGIN, name, replace))\n",
         "        pass\n",
         _SIMULATED,
     ),

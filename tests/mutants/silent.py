@@ -89,7 +89,7 @@ _BY_REASON: Final = {
         "C19 an abort is recorded",
         "C19 an event of a transfer is recorded",
         "C19 drafts of the host are recorded",
-        "C19 an adapter that is unloaded is recorded",
+        "C19 an adapter that is loaded is recorded",
         "C19 the end of requests whose adapter is lost is recorded",
         "C19 pictures of a request are recorded",
         "C19 plans are compared in the places of pictures",
