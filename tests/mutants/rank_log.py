@@ -64,13 +64,6 @@ RANK_LOG = (
         "engine/ranks/test_ring.py::test_ring_full_waits_for_the_slowest_rank",
     ),
     Mutant(
-        "C19 a rank that waited long polls no more before it sleeps",
-        "engine/ranks/ring.py",
-        "        self._was_quick = self._clock() < end\n",
-        "        self._was_quick = True\n",
-        "engine/ranks/test_ring.py::test_waiting_polls_before_it_sleeps_only_after_a_wait_that_was_quick",
-    ),
-    Mutant(
         "C27 a rank that stands still while it changes its memory is lost",
         "engine/ranks/ring.py",
         "if all(entry.limited for entry in self._under_way)",

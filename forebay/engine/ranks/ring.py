@@ -2,10 +2,8 @@
 
 Rank 0 writes a record once, into the ring, and its place into the first pipe of each rank, which wakes the rank. Each
 rank writes the outcome of each entry into its second pipe: it is also how rank 0 learns that the room of a record is
-free again. The pipes order the accesses to the memory, and end with their processes. Nothing is pickled.
-
-A write that wakes a process on an idle core takes 20 us or more. While steps follow each other quickly, a rank that
-waits for the next one therefore polls: see `Waiting`.
+free again. The pipes order the accesses to the memory, and end with their processes. Nothing spins, and nothing is
+pickled.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ MAX_ENTRIES: Final = 1024  # under way; their places fit into a pipe of 64 KiB
 _PLACE: Final = struct.Struct("<QI")  # position of a record, counted from the first byte ever written, and its length
 _OUTCOME: Final = struct.Struct("<QI")  # number of an entry, and the length of its outcome: 0 for DONE
 _READ_BYTES: Final = 1 << 16
-QUICK_S: Final = 0.0005  # of a wait; rank 0 takes less from the outcome of a step to the next plan
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Outcome).decode
 
@@ -50,49 +47,21 @@ class UnderWay(NamedTuple):
     limited: bool
 
 
-class Waiting:
-    """Waits until descriptors are readable. After a wait that took less than `QUICK_S`, the next one polls for as long
-    before it sleeps. So nothing polls in idle time, or while other processes have the cores. One thread at a time may
-    call it."""
-
-    def __init__(self, fds: Sequence[int], clock: Callable[[], float]) -> None:
-        self._clock, self._was_quick = clock, False
-        self._poll = select.poll()
-        for fd in fds:
-            self._poll.register(fd, select.POLLIN)
-
-    def ready(self) -> list[int]:
-        """Return the descriptors that are readable now."""
-        return [fd for fd, _ in self._poll.poll(0)]
-
-    def wait(self) -> list[int]:
-        """Wait until descriptors are readable, and return these."""
-        end = self._clock() + QUICK_S
-        found = self.ready()
-        while self._was_quick and not found and self._clock() < end:
-            found = self.ready()
-        found = found or [fd for fd, _ in self._poll.poll()]
-        self._was_quick = self._clock() < end
-        return found
-
-
 class RingReader:
     """One rank's end. Owns its descriptors: `places` to read from, `outcomes` to write to."""
 
-    def __init__(
-        self, memory: mmap.mmap, places: int, outcomes: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, memory: mmap.mmap, places: int, outcomes: int) -> None:
         self._memory, self._places, self._outcomes = memory, places, outcomes
-        self._waiting = Waiting([places], clock)
+        self._poll = select.poll()
+        self._poll.register(places, select.POLLIN)
 
     @property
     def is_ready(self) -> bool:
         """Whether a record has arrived, or rank 0 has ended."""
-        return bool(self._waiting.ready())
+        return bool(self._poll.poll(0))
 
     def read(self) -> bytes | None:
         """Wait for the next record and return it; None if rank 0 has ended."""
-        self._waiting.wait()
         place = os.read(self._places, _PLACE.size)  # a pipe splits no write of this length
         if not place:
             return None
@@ -156,10 +125,12 @@ class RingWriter:
     ) -> None:
         self._memory, self._places = memory, places
         self._ranks = list(outcomes)
+        self._poll = select.poll()
+        for fd in outcomes:
+            self._poll.register(fd, select.POLLIN)
         self._incoming = [_Incoming(fd) for fd in outcomes]
         self._on_lost, self._ended, self._clock = on_lost, ended, clock
-        self._waiting = Waiting(outcomes, clock)
-        self._reading = threading.Lock()  # of `_waiting`, from a check to the wait for more
+        self._reading = threading.Lock()  # of outcomes and their poll, from a check to the wait for more
         self._lock = threading.Lock()  # of all below
         self._written = self._freed = self._num_sent = 0
         self._under_way: deque[UnderWay] = deque()
@@ -172,7 +143,7 @@ class RingWriter:
             raise RecordTooLarge(f"a plan of {size} bytes for other ranks, at most {capacity}: use shorter prompts")
         with self._reading:
             while self._full(size):
-                self._take(wait=True)
+                self._take(None)
         at = self._written % capacity
         here = min(size, capacity - at)
         self._memory[at : at + here] = record[:here]
@@ -194,7 +165,7 @@ class RingWriter:
         for incoming, arrived in zip(self._incoming, self._arrived, strict=True):
             with self._reading:
                 while incoming.next <= number:
-                    self._take(wait=True)
+                    self._take(None)
             while arrived[0][0] < number:
                 arrived.popleft()
             found.append(arrived.popleft()[1])
@@ -205,7 +176,7 @@ class RingWriter:
         thread."""
         if self._reading.acquire(blocking=False):  # else another thread takes in what arrives
             try:
-                self._take(wait=False)
+                self._take(0)
             finally:
                 self._reading.release()
         with self._lock:
@@ -227,13 +198,13 @@ class RingWriter:
         with self._lock:
             return len(self._under_way) >= MAX_ENTRIES or self._written - self._freed + size > len(self._memory)
 
-    def _take(self, *, wait: bool) -> None:
-        """Take in the outcomes that have arrived; with `wait`, wait for some. The caller has `_reading`."""
-        ready = self._waiting.wait() if wait else self._waiting.ready()
+    def _take(self, timeout_ms: int | None) -> None:
+        """Take in the outcomes that have arrived; without a time-out wait for some. The caller has `_reading`."""
+        ready = self._poll.poll(timeout_ms)
         if not ready:
             return
         with self._lock:
-            for fd in ready:
+            for fd, _ in ready:
                 rank = self._ranks.index(fd)
                 try:
                     first, found = self._incoming[rank].next, self._incoming[rank].read()

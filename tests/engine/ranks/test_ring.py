@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from forebay.engine.ranks.outcome import DONE, Outcome, RankLost
-from forebay.engine.ranks.ring import QUICK_S, RecordTooLarge, RingWriter, Waiting
+from forebay.engine.ranks.ring import RecordTooLarge, RingWriter
 from tests.deadlines import HANGS_S
 from tests.engine.ranks.rings import ring
 
@@ -105,11 +105,11 @@ def test_ring_outcome_that_a_watch_could_take_in_is_not_waited_for(waits: str, m
     """The watch looks after the check and before the wait: what it takes in then would never be readable again."""
     take = RingWriter._take
 
-    def after_a_look(writer: RingWriter, *, wait: bool) -> None:
-        if wait:
+    def after_a_look(writer: RingWriter, timeout_ms: int | None) -> None:
+        if timeout_ms is None:
             made.writer.stalled_s()
-            assert made.writer._waiting.ready(), "nothing will ever arrive"
-        take(writer, wait=wait)
+            assert made.writer._poll.poll(0), "nothing will ever arrive"
+        take(writer, timeout_ms)
 
     monkeypatch.setattr(RingWriter, "_take", after_a_look)
     with ring(num_bytes=100) as made:
@@ -125,39 +125,3 @@ def test_ring_reader_sees_the_end_of_rank_0():
     with ring() as made:
         os.close(made.writer._places[0])
         assert made.readers[0].read() is None
-
-
-class Polls:
-    """Stands for a poll of one descriptor, which is readable at the look with that number, or after a sleep. Each look
-    takes `QUICK_S / 8`, and a sleep `slept_s`."""
-
-    def __init__(self) -> None:
-        self.now, self.timeouts, self.readable_at, self.slept_s = 0.0, list[int | None](), 0, QUICK_S / 8
-
-    def poll(self, timeout: int | None = None) -> list[tuple[int, int]]:
-        self.timeouts.append(timeout)
-        self.now += self.slept_s if timeout is None else QUICK_S / 8
-        return [(5, 1)] if timeout is None or len(self.timeouts) == self.readable_at else []
-
-
-def waits(*slept_s: float, readable_at: int = 0) -> list[int | None]:
-    """The time-outs of the last of several waits: 0 of each look, None of a sleep. Those before sleep for so long, and
-    the last one sees the descriptor readable at that look."""
-    polls = Polls()
-    waiting = Waiting([], lambda: polls.now)
-    waiting._poll = polls  # type: ignore[assignment]
-    for polls.slept_s in slept_s:
-        polls.readable_at = 0
-        assert waiting.wait() == [5]
-    polls.timeouts, polls.readable_at = [], readable_at
-    assert waiting.wait() == [5]
-    return polls.timeouts
-
-
-def test_waiting_polls_before_it_sleeps_only_after_a_wait_that_was_quick() -> None:
-    quick, slow = QUICK_S / 8, QUICK_S
-    assert waits() == [0, None]
-    assert waits(slow) == [0, None]
-    assert waits(quick, readable_at=4) == [0] * 4
-    assert waits(quick) == [0] * 8 + [None]
-    assert waits(quick, slow) == [0, None]
