@@ -92,17 +92,21 @@ def is_balanced(prefill: Half) -> bool:
     return not (side._shipments.open or side._sessions or side._guests)
 
 
-def assert_serves_another(prefill: Half) -> None:
-    """The hostile sessions are over, every ticket is closed, and an honest peer gets its prompt."""
-    wait_until(lambda: is_balanced(prefill))
-    still_open = set[Ticket]()
+def still_open(prefill: Half) -> set[Ticket]:
+    """Return the tickets that were offered and not closed, each once, by what the engine was told."""
+    found = set[Ticket]()
     for event in prefill.news:
         if isinstance(event, Offered) and event.declined is None:
-            assert event.ticket not in still_open
-            still_open.add(event.ticket)
+            assert event.ticket not in found
+            found.add(event.ticket)
         if isinstance(event, Closed):
-            still_open.remove(event.ticket)
-    assert not still_open
+            found.remove(event.ticket)
+    return found
+
+
+def assert_serves_another(prefill: Half) -> None:
+    """The hostile sessions are over, every ticket is closed, and an honest peer gets its prompt."""
+    wait_until(lambda: is_balanced(prefill) and not still_open(prefill))
     decode = half(DisaggregationMode.DECODE, EVERYTHING, backend="tcp")
     try:
         transfer(prefill, decode, N)
