@@ -14,11 +14,11 @@ NO_MMPROJ: Final = "none"
 MMPROJ: Final = Flag(
     "mmproj",
     PATH,
-    "GGUF file of the vision encoder of a GGUF model; by default mmproj-*.gguf beside the model, of several the first "
-    "of F16, BF16, Q8_0 and F32; none serves text alone",
+    "GGUF file of the vision encoder of a GGUF model; by default the one beside the model with mmproj in its name, of "
+    "several the first of F16, BF16, Q8_0 and F32; none serves text alone",
     aliases=("-mm",),
 )
-OPTIONAL: Final = {"mmproj": "none: there is no mmproj-*.gguf of the model beside it"}
+OPTIONAL: Final = {"mmproj": "none: there is no file of the model's with mmproj in its name beside it"}
 
 FLAGS: Final = (
     Flag(

@@ -18,7 +18,7 @@ from forebay.formats.safetensors import INDEX_NAME, SINGLE_NAME
 MAX_PARTS: Final = 512  # several times what the largest published models have
 SUFFIX: Final = ".gguf"
 _PART: Final = re.compile(r"(?s)(.*)-(\d{5})-of-(\d{5})\.gguf")
-_OTHERS: Final = ("mmproj", "imatrix")  # files beside a model, by how their names begin
+_OTHERS: Final = re.compile(r"(?i)(?:.*[-._])?(?:mmproj|imatrix)(?:[-._].*)?\.gguf")  # files beside a model
 _SAME: Final = ("general.architecture", "general.name")  # in every part that has them
 _ADVICE: Final = "get all parts of one model again"
 
@@ -54,7 +54,7 @@ def whole_name(name: str) -> str:
 def is_model(name: str) -> bool:
     """Return whether a file of this name is a GGUF model or a part of one."""
     last = name.rpartition("/")[2]
-    return last.endswith(SUFFIX) and not last.startswith(_OTHERS)
+    return last.endswith(SUFFIX) and _OTHERS.fullmatch(last) is None
 
 
 def part_paths(path: Path) -> list[Path]:

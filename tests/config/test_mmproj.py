@@ -38,7 +38,7 @@ def test_encoder_that_is_named_does_not_exist_or_is_for_a_folder_is_refused(besi
             resolve({"mmproj": "/nowhere/mmproj.gguf"}, survey=survey)
 
 
-@pytest.mark.parametrize("given", [None, "none", "named"])
+@pytest.mark.parametrize("given", [None, "none", "named", "mmproj-F16.gguf"])
 def test_encoder_is_read_with_the_model_unless_left_out(given: str | None, beside: Path) -> None:
     file = beside.with_name("mmproj-F16.gguf")
     asked: list[Path | None] = []
@@ -54,3 +54,13 @@ def test_encoder_is_read_with_the_model_unless_left_out(given: str | None, besid
     assert config.engine.pictures.mmproj == (None if wanted is None else str(wanted))
     setting = next(setting for setting in config.settings if setting.name == "mmproj")
     assert setting.reason == {None: "beside the model"}.get(given, "the command line")
+
+
+def test_encoders_that_fit_equally_are_refused_unless_one_is_named(beside: Path) -> None:
+    named = beside.with_name("mmproj-model-F16.gguf")
+    named.write_bytes(b"GGUF")
+    survey = Survey(model=lambda path, draft_head, mmproj: HERE.model(path, draft_head, None))
+    with pytest.raises(ModelError, match=r"mmproj-F16\.gguf, mmproj-model-F16\.gguf.*--mmproj"):
+        resolve({"model_path": str(beside)}, survey=survey)
+    config = resolve({"model_path": str(beside), "mmproj": "mmproj-model-F16.gguf"}, survey=survey)
+    assert config.engine.pictures.mmproj == str(named)

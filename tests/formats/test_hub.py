@@ -95,7 +95,7 @@ GGUFS = [
     "m-BF16-00001-of-00002.gguf",
     "m-BF16-00002-of-00002.gguf",
 ]
-GGUFS += ["mmproj-F16.gguf"]
+GGUFS += ["mmproj-F16.gguf", "m.mmproj-Q8_0.gguf", "m-mmproj.gguf", "m.imatrix.gguf"]
 PARTS = [f"Q4_K_M/m-Q4_K_M-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
 
 

@@ -112,8 +112,29 @@ MMPROJ: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C31 an encoder's file that names another model is not taken",
         "formats/mmproj_files.py",
-        "    if named not in _ANY_MODEL and not model.startswith(named):\n        return None\n",
+        "    if not model.startswith(named):\n        return None\n",
         "",
         _FILES,
+    ),
+    Mutant(
+        "C31 an encoder's file is taken from the model's folder before those around it",
+        "formats/mmproj_files.py",
+        "for folder in at.parents:",
+        "for folder in reversed(at.parents):",
+        _FILES,
+    ),
+    Mutant(
+        "C31 of encoders' files the one that names most of the model is taken",
+        "formats/mmproj_files.py",
+        "return -len(named), ",
+        "return len(named), ",
+        _FILES,
+    ),
+    Mutant(
+        "C31 of encoders' files that fit equally none is taken",
+        "formats/mmproj_files.py",
+        "    if len(found) > 1:\n",
+        "    if len(found) > 2:\n",
+        "formats/test_mmproj_files.py::test_encoders_that_fit_equally_are_refused_with_their_names",
     ),
 )

@@ -120,9 +120,9 @@ def _bring_model(hub: Hub, repository: Repository, resolved: Callable[[Survey], 
 
 
 def _encoder_names(repository: Repository, gguf: str | None) -> list[str]:
-    """Return the name of the vision encoder's file of a GGUF model, if the repository has one."""
-    found = None if gguf is None else mmproj_of(repository.files, gguf)
-    return [] if found is None else [found]
+    """Return the name of the vision encoder's file of a GGUF model, if the repository has one, or of several that are
+    equally good: `--mmproj` chooses among them."""
+    return [] if gguf is None else mmproj_of(repository.files, gguf)
 
 
 def _at(repository: Repository) -> str:
