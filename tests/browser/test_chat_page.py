@@ -47,6 +47,7 @@ def ask(page: Page, text: str = "Hello") -> None:
     page.keyboard.press("Enter")
 
 
+@pytest.mark.slow
 def test_a_prompt_sent_before_the_models_name_has_come_is_answered(
     open_console: Open, page: Page, watch: Watch
 ) -> None:
@@ -86,6 +87,7 @@ def test_prompt_is_answered_in_a_stream_with_a_line_of_figures(open_console: Ope
     expect(answer.locator(".why")).to_contain_text("would help: send the same beginning again: it is cached now")
 
 
+@pytest.mark.slow
 def test_text_shows_while_it_is_still_being_written(open_console: Open, page: Page) -> None:
     server = open_console(make_engine=lambda: FakeEngine(manual=True))
     ask(page)
@@ -131,6 +133,7 @@ def test_hostile_output_is_inert(open_console: Open, page: Page) -> None:
     assert [link for link in links if not link.startswith("https://")] == []
 
 
+@pytest.mark.slow
 def test_server_error_is_shown_in_its_own_words(open_console: Open, page: Page, watch: Watch) -> None:
     watch.expected = ("429", "503")  # Chromium logs every failed request; a full server is not ready
     open_console(make_engine=lambda: FakeEngine(max_running=0, max_queued=0))

@@ -31,6 +31,7 @@ def test_settings_reach_the_request(open_console: Open, page: Page) -> None:
     expect(page.locator("#temperature")).to_have_value("")
 
 
+@pytest.mark.slow
 def test_conversation_is_sent_and_a_regenerated_answer_stands_where_the_old_one_did(
     open_console: Open, page: Page
 ) -> None:
@@ -49,6 +50,7 @@ def test_conversation_is_sent_and_a_regenerated_answer_stands_where_the_old_one_
     expect(page.get_by_text("Ask the model something.")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_copy_takes_the_answer_as_it_was_written(open_console: Open, page: Page) -> None:
     server = open_console("some **bold** words")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
@@ -78,6 +80,7 @@ def test_key_is_asked_for_used_and_kept_for_the_tab_only(open_console: Open, pag
     assert page.evaluate("sessionStorage.length") == 1
 
 
+@pytest.mark.slow
 def test_nothing_overflows_sideways(open_console: Open, page: Page) -> None:
     page.set_viewport_size({"width": 360, "height": 700})
     open_console(f"{'x' * 130}\n\n```\n{'y' * 150}\n```\n\n|{'wide |' * 9}\n|{'---|' * 9}\n|{'z |' * 9}")
@@ -88,6 +91,7 @@ def test_nothing_overflows_sideways(open_console: Open, page: Page) -> None:
         assert page.evaluate("[innerWidth, document.documentElement.scrollWidth <= innerWidth]") == [width, True]
 
 
+@pytest.mark.slow
 def test_state_of_the_server_stays_clear_of_the_buttons_on_the_narrowest_screen(
     open_console: Open, page: Page, watch: Watch
 ) -> None:
@@ -101,6 +105,7 @@ def test_state_of_the_server_stays_clear_of_the_buttons_on_the_narrowest_screen(
     assert right <= button.evaluate("node => node.getBoundingClientRect().left")
 
 
+@pytest.mark.slow
 def test_wide_table_scrolls_and_breaks_no_words(open_console: Open, page: Page) -> None:
     open_console(f"|{'longer |' * 16}\n|{'-|' * 16}\n|{'words |' * 16}")
     ask(page)
@@ -113,6 +118,7 @@ def test_wide_table_scrolls_and_breaks_no_words(open_console: Open, page: Page) 
 RTL = "- ראשון\n  - שני\n\n> שלישי\n\n|א|ב|\n|-|-|\n|1|2|\n"
 
 
+@pytest.mark.slow
 def test_what_is_written_from_the_right_begins_there(open_console: Open, page: Page) -> None:
     open_console(RTL)
     ask(page, "שלום")
@@ -128,6 +134,7 @@ def test_what_is_written_from_the_right_begins_there(open_console: Open, page: P
         expect(body.locator("ul").nth(depth)).to_have_css("list-style-type", mark)
 
 
+@pytest.mark.slow
 def test_what_closes_the_settings_is_in_sight_and_one_line(open_console: Open, page: Page) -> None:
     open_console()
     page.get_by_role("button", name="Settings", exact=True).click()
@@ -138,6 +145,7 @@ def test_what_closes_the_settings_is_in_sight_and_one_line(open_console: Open, p
         assert done.evaluate("button => button.offsetHeight < 2 * parseFloat(getComputedStyle(button).lineHeight)")
 
 
+@pytest.mark.slow
 def test_box_is_as_wide_as_the_text_above_it(open_console: Open, page: Page) -> None:
     open_console()
     expect(page.locator("#ready")).to_have_text("ready")
@@ -160,6 +168,7 @@ GROW = """async (sizes) => {
 }"""
 
 
+@pytest.mark.slow
 def test_page_follows_the_answer_only_if_scrolled_to_its_end(open_console: Open, page: Page) -> None:
     open_console("fine")
     ask(page)
@@ -171,6 +180,7 @@ def test_page_follows_the_answer_only_if_scrolled_to_its_end(open_console: Open,
     assert page.evaluate(GROW, [6000]) > 2000
 
 
+@pytest.mark.slow
 def test_server_that_comes_back_with_another_model_is_asked_for_that_one(
     open_console: Open, page: Page, watch: Watch
 ) -> None:
@@ -203,7 +213,7 @@ def test_lost_server_is_shown_if_the_strip_is_closed(open_console: Open, page: P
     expect(page.locator("#ready")).to_have_text("ready")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_answer_that_never_ends_can_be_left_by_a_new_chat(open_console: Open, page: Page) -> None:
     server = open_console(make_engine=lambda: FakeEngine(manual=True))
     ask(page)

@@ -150,6 +150,7 @@ def test_chat_with_pictures_leaves_as_a_file_and_comes_back(open_console: Open, 
     expect(images(page)).to_have_attribute("src", url_of(3))
 
 
+@pytest.mark.slow
 def test_picture_that_cannot_be_sent_is_left_out_with_a_line(open_console: Open, page: Page) -> None:
     open_for_pictures(open_console, page)
     give(page, "drop", ("photo.heic", "image/heic", b"x"), ("a.txt", "text/plain", b"words"), picture("a.png", 3))
@@ -221,6 +222,7 @@ const small = async (blob, type) => {
 };"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "made"),
     [

@@ -79,6 +79,7 @@ def test_pools_show_owners_with_descriptions(open_console: Open, page: Page) -> 
     expect(page.locator("#running")).to_have_text("0")
 
 
+@pytest.mark.slow
 def test_figures_go_with_the_server_and_come_back_with_it(open_console: Open, page: Page, watch: Watch) -> None:
     server = open_console(make_engine=lambda: LivelyEngine(interval_s=0.01))
     server.engine.counters = {
@@ -111,6 +112,7 @@ def test_figures_go_with_the_server_and_come_back_with_it(open_console: Open, pa
     expect(page.locator("#strip")).not_to_have_class(re.compile("stale"))
 
 
+@pytest.mark.slow
 def test_nobody_is_asked_while_nobody_looks(open_console: Open, page: Page) -> None:
     open_console()
     expect(page.locator("#running")).to_have_text("0")
@@ -196,6 +198,7 @@ def test_each_reason_is_said_in_words(open_console: Open, page: Page) -> None:
     assert [words for words in said if "_" in words or not words] == []
 
 
+@pytest.mark.slow
 def test_more_memory_is_shown_with_what_it_would_bring(open_console: Open, page: Page) -> None:
     found = {"": Reuse(1000, 610, {"device": [600, 770, 800]})}  # of clients without a name
     open_console("fine").engine.reuse_report = ReuseReport(0, {"device": 8 << 30}, found)
@@ -271,6 +274,7 @@ def test_who_may_puts_the_engine_to_sleep_and_wakes_it(open_console: Open, page:
     expect(page.locator("#strip-note")).to_be_empty()
 
 
+@pytest.mark.slow
 def test_who_may_not_administer_is_offered_nothing(open_console: Open, page: Page, watch: Watch) -> None:
     watch.expected = ("401",)
     open_console(make_engine=LivelyEngine, api_keys=("correct horse",))
@@ -280,7 +284,7 @@ def test_who_may_not_administer_is_offered_nothing(open_console: Open, page: Pag
     expect(page.locator("#sleep")).to_be_hidden()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_on_a_phone_the_strip_is_a_drawer_of_its_own(open_console: Open, page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 700})
     open_console(make_engine=lambda: FakeEngine(manual=True))
