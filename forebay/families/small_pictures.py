@@ -35,6 +35,7 @@ SMALL: Final[Mapping[str, SmallPictures]] = {
     "qwen3_5_moe": SMALL_QWEN3_5,
     "qwen3_vl": SMALL_QWEN3_VL,
     "qwen3_vl_moe": SMALL_QWEN3_VL,
+    "qwen4_exp": SMALL_QWEN3_5,
     "smolvlm": small_siglip("smolvlm", "SmolVLM"),
 }
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from forebay.families.base.rope import NUM_AXES
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.params import Rows, in_order
 from forebay.layers.rotary import RopeSpec
 from forebay.ops.reference.attention import KvCache, PagedKv
 from forebay.ops.reference.compression import Blocks, Compression
-from forebay.pools.cache_spec import BlockStates, CompressedKv, OverlappingBlockStates
+from forebay.pools.cache_spec import BlockPositions, BlockStates, CompressedKv, OverlappingBlockStates
 
 
 def turned(size: int, rope_dim: int, *, count: int = 1) -> Rows:
@@ -49,19 +50,31 @@ class CompressorSpec:
 
 
 class BlockEntries:
-    """Keeps an entry of `width` for each block of `rate` tokens, and the states of the tokens whose block is open."""
+    """Keeps an entry of `width` for each block of `rate` tokens, and the states of the tokens whose block is open.
+    With the `axes` of M-RoPE the tokens' rotary positions are kept, too."""
 
-    def __init__(self, parts: Parts, *, rate: int, width: int, overlap: bool = False) -> None:
-        self._ops, self._rate, self._overlap = parts.ops, rate, overlap
+    def __init__(
+        self, parts: Parts, *, rate: int, width: int, overlap: bool = False, axes: Tensor | None = None
+    ) -> None:
+        self._ops, self._rate, self._overlap, self._axes = parts.ops, rate, overlap, axes
         states = OverlappingBlockStates if overlap else BlockStates
         self._entries = parts.keep(CompressedKv(rate=rate, width=width))
         self._states = parts.keep(states(rate=rate, width=width * (1 + overlap)))
+        self._positions = None if axes is None else parts.keep(BlockPositions(rate=rate, width=NUM_AXES))
 
     def ended(self, ctx: ForwardContext, kv: Tensor, gate: Tensor, bias: Tensor) -> tuple[Tensor, Blocks]:
         """Keep the states of the step's tokens. Returns the blocks that these end, and their entries before what a
         model does with them, [M, D]. See `CompressionOps.compress`."""
         blocks = self._blocks(ctx)
         return self._ops.compression.compress(kv, gate, bias, ctx.cache.ring(self._states), blocks), blocks
+
+    def first_positions(self, ctx: ForwardContext, blocks: Blocks) -> Tensor:
+        """Return what the first tokens of the blocks that the step ends are rotated by, [M], or [3, M] with M-RoPE.
+        Keeps the rotary positions of the step's tokens."""
+        if self._positions is None:
+            return blocks.first
+        kept = ctx.cache.positions(self._positions)
+        return self._ops.compression.first_positions(ctx.rotated_by(self._axes), kept, blocks)
 
     def keep(self, ctx: ForwardContext, entries: Tensor, blocks: Blocks) -> PagedKv:
         """Write entries [M, 1, D]. Returns those that each of the step's tokens sees."""

@@ -59,6 +59,13 @@ class ForwardContext:
     pictures: PictureRows | None = None
     carried: Carried = field(default_factory=Carried)
 
+    def rotated_by(self, axes: Tensor | None) -> Tensor:
+        """Return the positions that layers rotate by: [T], or [3, T] with the `axes` of M-RoPE."""
+        if axes is None:
+            return self.positions
+        assert self.rope_positions is not None, "a step of a model with M-RoPE has three positions"
+        return self.rope_positions
+
     @property
     def full(self) -> PagedKv:
         """The pages of layers that keep all tokens."""

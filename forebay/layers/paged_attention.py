@@ -59,7 +59,9 @@ class PagedAttention:
         if self._cos_sin is None:
             ops.attention.store_kv(k, v, cache, loc)
         else:
-            ops.attention.rope_and_store_kv(q, k, v, self._positions(ctx), self._cos_sin, cache, loc, axes=self._axes)
+            ops.attention.rope_and_store_kv(
+                q, k, v, ctx.rotated_by(self._axes), self._cos_sin, cache, loc, axes=self._axes
+            )
         return self._over_kept(ctx, q, None if selected is None else selected.pages(ops))
 
     def _over_tiers(
@@ -77,7 +79,7 @@ class PagedAttention:
     def read(self, ctx: ForwardContext, q: Tensor) -> Tensor:
         """Keep nothing: q [T, Hq, D], which may change, over the KV that is there already -> [T, Hq, Dv]."""
         if self._cos_sin is not None:
-            self._ops.attention.apply_rope(q, q[:, :0], self._positions(ctx), self._cos_sin, axes=self._axes)
+            self._ops.attention.apply_rope(q, q[:, :0], ctx.rotated_by(self._axes), self._cos_sin, axes=self._axes)
         return self._over_kept(ctx, q)
 
     def _over_kept(self, ctx: ForwardContext, q: Tensor, selected: PagedKv | None = None) -> Tensor:
@@ -96,13 +98,6 @@ class PagedAttention:
             softcap=self._softcap,
             ahead=ctx.pictures.ahead if self._bidirectional and ctx.pictures is not None else None,
         )
-
-    def _positions(self, ctx: ForwardContext) -> Tensor:
-        """The positions that q and k are rotated by."""
-        if self._axes is None:
-            return ctx.positions
-        assert ctx.rope_positions is not None, "a step of a model with M-RoPE has three positions"
-        return ctx.rope_positions
 
     def _pages(self, ctx: ForwardContext) -> PagedKv:
         return ctx.pages(ctx.cache.specs[self._layer].kind)

@@ -99,8 +99,8 @@ class MeanIndexer:
     def __init__(self, spec: MeanIndexerSpec, parts: Parts) -> None:
         parts, index, size = parts.within(spec.name), spec.index, spec.index.head_dim
         self._ops, self._index, self._eps = parts.ops, index, spec.norm_eps
-        self._pools = BlockEntries(parts, rate=index.pool, width=size)
-        self._cos_sin = parts.rope(spec.rope)
+        self._cos_sin, self._axes = parts.rope(spec.rope), parts.rope_axes(spec.rope)
+        self._pools = BlockEntries(parts, rate=index.pool, width=size, axes=self._axes)
         self._layer = parts.linear({"index_qk_proj": (index.num_heads + 1) * size}, spec.hidden_size)
         self._q_norm, self._k_norm = (
             parts.tensor(f"{name}_layernorm.weight", size, offset=spec.norm_offset) for name in ("q", "k")
@@ -114,10 +114,11 @@ class MeanIndexer:
         ops, index, none = self._ops, self._index, slice(0)
         q, k = torch.split(self._layer(ctx, x), [index.num_heads * index.head_dim, index.head_dim], dim=-1)
         q = ops.norms.rms_norm(q.view(len(x), index.num_heads, index.head_dim), self._q_norm, self._eps)
-        ops.attention.apply_rope(q, q[:, none], ctx.positions, self._cos_sin)
+        ops.attention.apply_rope(q, q[:, none], ctx.rotated_by(self._axes), self._cos_sin, axes=self._axes)
         means, blocks = self._pools.ended(ctx, k, ops.elementwise.zeros_like(k), self._bias)
         pools = ops.norms.rms_norm(means, self._k_norm, self._eps).unsqueeze(1)
-        ops.attention.apply_rope(pools, pools[:, none], blocks.first, self._cos_sin)
+        first = self._pools.first_positions(ctx, blocks)
+        ops.attention.apply_rope(pools, pools[:, none], first, self._cos_sin, axes=self._axes)
         seen = self._pools.keep(ctx, pools, blocks)
         return _selected(ops, ctx, index, q, self._weights, self._pools.cache(ctx), seen)
 

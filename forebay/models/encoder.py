@@ -49,6 +49,7 @@ _SPECS: Final[Mapping[str, Callable[[ModelConfig], EncoderSpec]]] = {
     "qwen3_5_moe": qwen3.encoder_spec,
     "qwen3_vl": qwen3.encoder_spec,
     "qwen3_vl_moe": qwen3.encoder_spec,
+    "qwen4_exp": qwen3.encoder_spec,
     "smolvlm": siglip.encoder_spec,
 }
 

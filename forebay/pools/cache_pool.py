@@ -35,6 +35,9 @@ class StateLayer(NamedTuple):
     ssm: Tensor
 
 
+_Layer = KvCache | StateLayer | TokenRing | Tensor
+
+
 class PageMap(Table):
     """Row p is about page p of full KV; `pages` is the page of another kind of cache that holds the same tokens, PAD
     for no such page."""
@@ -94,7 +97,7 @@ class CachePool:
         with_pages = [kind for kind in CACHES[1:] if has_pages(kind) and self.has(kind)]
         return {kind: PageMap(self.num_ids[KV], **where).pages for kind in with_pages}
 
-    def _make_layer(self, layer: int, declared: Sequence[CacheColumn]) -> KvCache | StateLayer | TokenRing:
+    def _make_layer(self, layer: int, declared: Sequence[CacheColumn]) -> _Layer:
         """Return the tensors of a layer, and let the tiers keep it if it has columns in the host tier."""
         spec = self.specs[layer]
         if self.tiers is not None and any(column.tier is Tier.HOST for column in declared):
@@ -144,6 +147,12 @@ class CachePool:
         assert isinstance(entry, TokenRing), f"layer {layer} keeps {self.specs[layer]!r}"
         return entry
 
+    def positions(self, layer: int) -> Tensor:
+        """Return the rings of rotary positions of a layer that keeps such, by request row."""
+        entry = self._layers[layer]
+        assert isinstance(entry, Tensor), f"layer {layer} keeps {self.specs[layer]!r}"
+        return entry
+
     def reset(self) -> None:
         """Reset the caches to their initial values, all zeros; their memory must contain zeros already."""
         if self.tiers is not None:  # of all other columns the pads are zeros
@@ -181,7 +190,9 @@ def _tables_of(declared: Sequence[Sequence[CacheColumn]], page_size: int) -> dic
     return columns
 
 
-def _layer(spec: CacheSpec, own: Mapping[str, Tensor], page_size: int) -> KvCache | StateLayer | TokenRing:
+def _layer(spec: CacheSpec, own: Mapping[str, Tensor], page_size: int) -> _Layer:
+    if "positions" in own:
+        return own["positions"]
     if "gate" in own:
         # States by token are rings as long as a page.
         return TokenRing(

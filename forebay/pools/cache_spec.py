@@ -245,6 +245,19 @@ class BlockStates(CacheSpec):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BlockPositions(BlockStates):
+    """The `width` rotary positions of each token of an open block, in places as `BlockStates` has. They are float32,
+    exact below 2^24."""
+
+    def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
+        shape = (self.ring(types), self.width)
+        return (CacheColumn("positions", self.kind, shape, "float32", tokens=PER_PAGE),)
+
+    def __str__(self) -> str:
+        return f"{self.width} rotary positions of the last {self.rate} tokens"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OverlappingBlockStates(BlockStates):
     """As `BlockStates`, of a block and the one before it: in a ring per page of the window, since those of the page
     before are read at the beginning of a page. If `movable`, each token has a place: another engine's pages may begin

@@ -227,6 +227,8 @@ def _compression(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
             ops.compression.plan_blocks(step.positions, step.loc, step.paged(how), how),
         )
         yield from (ops.compression.compress(kv, gate, normal((rate, width), F32, seed=2), ring, blocks), *ring)
+        kept = torch.arange(ring.kv[..., :3].numel(), dtype=F32).view(ring.kv[..., :3].shape)
+        yield from (ops.compression.first_positions(step.positions.expand(3, -1), kept, blocks), kept)
     q, sinks = normal((step.num_tokens, 11, 20), dtype, seed=3), normal((11,), F32, seed=4)
     tokens, entries = step.cache(PAGE, 20, dtype, 7), step.cache(PAGE // 4, 20, dtype, 8)
     seen = ops.compression.entry_pages(step.positions, step.full, 4)

@@ -34,6 +34,7 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": OF_QWEN,
     "qwen3_vl": OF_QWEN,
     "qwen3_vl_moe": OF_QWEN,
+    "qwen4_exp": OF_QWEN,
 }
 
 

@@ -17,7 +17,7 @@ from forebay.families.config.vision.qwen3 import Qwen3Config
 from tests.families.test_outer import fields_of
 
 VL = ["qwen3_vl", "qwen3_vl_moe"]
-KINDS = ["qwen3_5", "qwen3_5_moe", *VL]
+KINDS = ["qwen3_5", "qwen3_5_moe", "qwen4_exp", *VL]
 # Qwen/Qwen3-VL-2B-Instruct, as published.
 VISION = {
     "deepstack_visual_indexes": [5, 11, 17], "depth": 24, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 1024,

@@ -187,7 +187,7 @@ def test_prefix_hits_before_inside_and_behind_pictures(shown: Shown, page_size: 
     engine = shown.rig.engine(radix_cache=True, page_size=page_size, chunked_prefill_size=16, overlap_depth=1)
     for _ in range(2):
         results = shown.check(engine, apart=apart)
-    cached = [result.cached_tokens for result in results]
+    cached, page_size = [result.cached_tokens for result in results], engine.core.scheduler.pools.page_size
     assert all(num >= len(prompt.ids) - 2 * page_size for num, prompt in zip(cached, shown.prompts, strict=True))
 
 

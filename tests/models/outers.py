@@ -28,7 +28,10 @@ _LLAVA: Final = {
     "model.language_model.": "language_model.model.",
     "model.": "",
 }
-_SAVED: Final = ("glm5_next",)  # transformers writes the names of published files, which its modules do not have
+_SAVED: Final = (
+    "glm5_next",
+    "qwen4_exp",
+)  # transformers writes the names of published files, which its modules do not have
 _SAME: Final[Mapping[str, str]] = {}
 _QWEN2: Final = {"model.language_model.": "model.", "model.visual.": "visual."}
 
@@ -282,6 +285,14 @@ OUTERS: Final[dict[str, Case]] = {
             "rope_parameters": _SECTIONS | _QWEN3_5_ROPE,
         },
         image_token_id=5,
+    ),
+    "qwen4_exp-ngrams": _case(
+        "qwen4_exp",
+        "qwen4_exp_text",
+        _QWEN3_5,
+        _SAME,
+        {**CASES["qwen4_exp_text-ngrams"][1], "rope_parameters": _SECTIONS | _QWEN3_5_ROPE},
+        image_token_id=6,
     ),
     "qwen3_vl": _case("qwen3_vl", "qwen3_vl_text", _QWEN3_VL, _SAME, _QWEN3_TEXT, ours="qwen3", image_token_id=5),
     "qwen3_vl_moe": _case(

@@ -67,8 +67,9 @@ def test_what_transformers_saves_gives_the_same_logits(name, made, load, tmp_pat
     torch.testing.assert_close(logits, expected, **TOLERANCE)
 
 
-# The modules of glm5_next have three convolutions of its files in one: files are as published.
-@pytest.mark.parametrize("name", [name for name in OUTERS if name != "glm5_next"])
+# The modules of glm5_next have three convolutions of its files in one, and those of qwen4_exp all parts of a table of
+# n-grams: files are as published.
+@pytest.mark.parametrize("name", [name for name in OUTERS if name not in ("glm5_next", "qwen4_exp-ngrams")])
 def test_names_of_modules_in_transformers_give_the_same_tensors(name, made, tmp_path):
     """As files of transformers 5 have them that were not renamed when they were saved."""
     oracle, folder, _ = made(name)

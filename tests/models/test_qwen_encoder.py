@@ -39,6 +39,7 @@ FEATURES = {
     "qwen2_5_vl": 0,
     "qwen2_vl": 0,
     "qwen3_vl": 2,
+    "qwen4_exp": 0,
 }  # of a token, beside its embedding
 
 

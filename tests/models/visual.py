@@ -38,6 +38,7 @@ TYPES: Final = (
     "qwen3_5_moe",
     "qwen3_vl",
     "qwen3_vl_moe",
+    "qwen4_exp-ngrams",
     "gemma3",
     "gemma4",
     "gemma4_unified",

@@ -7,6 +7,7 @@ _ORACLE = "models/test_oracle.py::test_prefill_gives_the_logits_of_transformers"
 
 _POOLED = f"{_ORACLE}[torch-glm5_next_text]"
 _NGRAMS = f"{_ORACLE}[torch-qwen4_exp_text-ngrams]"
+_PICTURES = "integration/test_pictures.py::"
 _TABLES = "ops/test_tables.py::"
 _MEANS = f"{_ORACLE}[torch-qwen4_exp_text]"
 
@@ -56,9 +57,30 @@ SPARSE = (
     Mutant(
         "C28 the mean key of a pool is rotated as the pool's first token",
         "layers/pooled_indexer.py",
-        "ops.attention.apply_rope(pools, pools[:, none], blocks.first, self._cos_sin)",
-        "ops.attention.apply_rope(pools, pools[:, none], blocks.first + 1, self._cos_sin)",
+        "first = self._pools.first_positions(ctx, blocks)",
+        "first = self._pools.first_positions(ctx, blocks) + 1",
         _MEANS,
+    ),
+    Mutant(
+        "C28 the mean key of a pool is rotated by all positions of a picture's token",
+        "layers/pooled_indexer.py",
+        "first = self._pools.first_positions(ctx, blocks)",
+        "first = self._pools.first_positions(ctx, blocks)[:1].expand(3, -1).contiguous()",
+        _PICTURES + "test_tokens_and_log_probabilities_equal_those_of_transformers[qwen4_exp-ngrams]",
+    ),
+    Mutant(
+        "C28 queries of an indexer are rotated by all positions of a picture's token",
+        "layers/pooled_indexer.py",
+        "ctx.rotated_by(self._axes), self._cos_sin, axes=self._axes)",
+        "ctx.positions.expand(3, -1).contiguous(), self._cos_sin, axes=self._axes)",
+        _PICTURES + "test_tokens_and_log_probabilities_equal_those_of_transformers[qwen4_exp-ngrams]",
+    ),
+    Mutant(
+        "C24 C28 a pool that an earlier step began is rotated as the token there",
+        "layers/compressor.py",
+        "return self._ops.compression.first_positions(ctx.rotated_by(self._axes), kept, blocks)",
+        "return self._ops.compression.first_positions(ctx.rotated_by(self._axes), kept.clone(), blocks)",
+        _PICTURES + "test_tokens_and_log_probabilities_equal_those_of_transformers[qwen4_exp-ngrams]",
     ),
     Mutant(
         "C28 the mean of a pool's keys is normed, not the keys",

@@ -124,6 +124,27 @@ def test_compressed_blocks_and_kept_states_are_the_reference_s(
     assert not entries[0][blocks.loc == 0].any(), "blocks that no token ends become zeros"
 
 
+def test_first_positions_of_blocks_equal_those_of_the_reference(native: NativeOps, reference: Ops, step: Step) -> None:
+    """The ring has other positions than the step, so that a block begun before reads them."""
+    how = hows(4, False)
+    blocks = reference.compression.plan_blocks(step.positions, step.loc, step.paged(how), how)
+    positions = torch.stack([step.positions + axis for axis in (0, 100, 200)])
+    rings = [torch.arange(ROWS * how.ring * 3, dtype=torch.float32).view(ROWS, how.ring, 3) + 1000 for _ in range(2)]
+    ours, theirs = (
+        ops.compression.first_positions(positions, ring, blocks)
+        for ops, ring in zip((native, reference), rings, strict=True)
+    )
+    assert_same_bits(ours, theirs)
+    assert_same_bits(*(ring.flatten(0, 1)[1:].contiguous() for ring in rings))
+    for block, first in enumerate(blocks.first.tolist()):
+        if blocks.in_step[block, 0]:
+            assert theirs[:, block].tolist() == [first, first + 100, first + 200]
+        elif blocks.exists[block, 0]:
+            assert (theirs[:, block] >= 1000).all()
+        else:
+            assert not theirs[:, block].any()
+
+
 def test_states_that_do_not_exist_may_be_anything(native: NativeOps, reference: Ops) -> None:
     """The first block has none before it; what its ring holds there is another conversation's."""
     step, how = Step("prompts"), hows(4, True)

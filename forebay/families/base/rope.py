@@ -38,6 +38,10 @@ TRAINED_LENGTH: Final = ("llama3", "longrope", "yarn")
 _COMMON: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 
+NUM_AXES: Final = 3
+"""The rotary positions of a token with M-RoPE: temporal, vertical, horizontal."""
+
+
 @dataclass(frozen=True, slots=True)
 class RopeSections:
     """How M-RoPE divides a head's frequencies among a token's temporal, vertical and horizontal positions: `sizes` of

@@ -232,6 +232,7 @@ OUTERS: Final[Mapping[str, Outer]] = {
         text_type="qwen4_exp_text",
         types={"qwen4_exp_text": "qwen4_exp_text"},
         tied=False,
+        sections=_QWEN3_5_SECTIONS,
         **_QWEN3,
     ),
     "smolvlm": _IDEFICS,

@@ -318,6 +318,29 @@ extern "C" void fb_selected_lens(Pool* pool, const int32_t* seen, const int32_t*
     });
 }
 
+// Rings `kept` have a place for each of a token's positions. Place 0 is nobody's.
+extern "C" void fb_first_positions(Pool* pool, const int64_t* positions, long axis_stride, long token_stride, long axes,
+                                   float* kept, long num_tokens, const int64_t* tokens, const int64_t* places,
+                                   const bool* in_step, const bool* exists, const int64_t* kept_at, long most,
+                                   long span, int64_t* out) {
+    pool->op([=](Pool&) {
+        for (long m = 0; m < most; ++m) {
+            const long first = m * span;
+            for (long a = 0; a < axes; ++a) {
+                const int64_t own = positions[a * axis_stride + tokens[first] * token_stride];
+                const int64_t before = static_cast<int64_t>(kept[places[first] * axes + a]);
+                out[a * most + m] = !exists[first] ? 0 : in_step[first] ? own : before;
+            }
+        }
+        for (long t = 0; t < num_tokens; ++t) {
+            if (kept_at[t] == 0) continue;
+            for (long a = 0; a < axes; ++a) {
+                kept[kept_at[t] * axes + a] = static_cast<float>(positions[a * axis_stride + t * token_stride]);
+            }
+        }
+    });
+}
+
 #define FOREBAY_COMPRESSION(T, suffix)                                                                               \
     extern "C" void fb_compress_##suffix(Pool* pool, const T* kv, long ldkv, const T* gate, long ldgate,             \
                                          const float* bias, T* kept_kv, T* kept_gate, const int64_t* tokens,         \

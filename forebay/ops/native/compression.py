@@ -26,6 +26,7 @@ class NativeCompression(CompressionOps):
         self._plan_blocks = kernels.bind("fb_plan_blocks")
         self._entry_pages = kernels.bind("fb_entry_pages")
         self._selected_lens = kernels.bind("fb_selected_lens")
+        self._first_positions = kernels.bind("fb_first_positions")
         self._compress = kernels.by_dtype("fb_compress_{}")
         self._unrotate = kernels.by_dtype("fb_unrotate_{}")
         self._compressed_attention = kernels.by_cache_dtype("fb_compressed_attention_{}_{}")
@@ -55,6 +56,16 @@ class NativeCompression(CompressionOps):
         planned = (blocks.tokens, blocks.places, blocks.in_step, blocks.exists, blocks.kept_at)
         sizes = (most, span, rate, size, width, len(kv))
         self._compress[kv.dtype](self._pool, *given, *(tensor.data_ptr() for tensor in planned), out.data_ptr(), *sizes)
+        return out
+
+    def first_positions(self, positions: Tensor, kept: Tensor, blocks: Blocks) -> Tensor:
+        axes, num_tokens = positions.shape
+        most, span = blocks.tokens.shape
+        out = positions.new_empty(axes, most)
+        planned = (blocks.tokens, blocks.places, blocks.in_step, blocks.exists, blocks.kept_at)
+        given = (positions.data_ptr(), *positions.stride(), axes, kept.data_ptr())
+        made = (*(tensor.data_ptr() for tensor in planned), most, span, out.data_ptr())
+        self._first_positions(self._pool, *given, num_tokens, *made)
         return out
 
     def unrotate(self, x: Tensor, positions: Tensor, cos_sin: Tensor) -> None:

@@ -132,6 +132,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_plan_blocks": [*([_P] * 4), _L, *([_P] * 3), *([_L] * 7), *([_P] * 7)],
     "fb_entry_pages": [_P, _P, _P, _P, _L, _L, _P, _P, _P],
     "fb_selected_lens": [_P, _P, _P, _P, _L],
+    "fb_first_positions": [_P, _P, _L, _L, _L, _P, _L, *([_P] * 5), _L, _L, _P],
     "fb_compress_{}": [_P, _P, _L, _P, _L, *([_P] * 9), *([_L] * 6)],
     "fb_unrotate_{}": [_P, _P, _L, _L, _L, _P, _P, _L, _L],
     "fb_compressed_attention_{}_{}": [

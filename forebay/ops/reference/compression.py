@@ -121,6 +121,18 @@ class CompressionOps:
             kept.flatten(0, 1).index_copy_(0, blocks.kept_at, own.to(kept.dtype))
         return entries
 
+    def first_positions(self, positions: Tensor, kept: Tensor, blocks: Blocks) -> Tensor:
+        """Return the rotary positions of the first tokens of the step's blocks, [A, M] int64, and keep those of its
+        tokens.
+
+        positions [A, T] int64; kept [Q, R, A] float32, whose places are those of the states. Blocks are without
+        overlap. Blocks that no token ends have position 0.
+        """
+        first, flat = blocks.tokens[:, 0], kept.flatten(0, 1)
+        found = torch.where(blocks.in_step[:, 0], positions[:, first], flat[blocks.places[:, 0]].T.long())
+        flat.index_copy_(0, blocks.kept_at, positions.T.to(kept.dtype))
+        return found.masked_fill(~blocks.exists[:, 0], 0)
+
     def unrotate(self, x: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
         """Undo `apply_rope` of x [T, Hq, D] in place: rotate by the negative angles."""
         cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)

@@ -36,6 +36,7 @@ _READERS: Final[Mapping[str, Callable[[Fields, Fields, int], Vision]]] = {
     "qwen3_5_moe": qwen3_5,
     "qwen3_vl": qwen3_vl,
     "qwen3_vl_moe": qwen3_vl,
+    "qwen4_exp": qwen3_5,
     "smolvlm": siglip,
 }
 TYPES: Final = tuple(_READERS)  # outer types whose images are served

@@ -1,4 +1,4 @@
-"""The encoder of Qwen3-VL, Qwen3.5 and their mixtures."""
+"""The encoder of Qwen3-VL, Qwen3.5, their mixtures and Qwen 4."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _PLACEHOLDERS: Final = {
     "qwen3_5_moe": 248_056,
     "qwen3_vl": 151_655,
     "qwen3_vl_moe": 151_655,
+    "qwen4_exp": 248_056,
 }
 
 
@@ -40,7 +41,7 @@ def qwen3_vl(fields: Fields, processor: Fields, vocab_size: int) -> Vision:
 
 
 def qwen3_5(fields: Fields, processor: Fields, vocab_size: int) -> Vision:
-    """Read the encoder of a Qwen3.5: a Qwen3-VL's without features."""
+    """Read the encoder of a Qwen3.5 or Qwen 4: a Qwen3-VL's without features."""
     own = Fields.of_file(fields.get("vision_config"), f"{fields.where}: vision_config")
     return _qwen3(fields, own, processor, vocab_size, ())
 

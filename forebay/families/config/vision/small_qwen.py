@@ -1,4 +1,4 @@
-"""Small models of Qwen: 2-VL, 2.5-VL, 3-VL and 3.5."""
+"""Small models of Qwen: 2-VL, 2.5-VL, 3-VL, 3.5 and 4."""
 
 from __future__ import annotations
 
