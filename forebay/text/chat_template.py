@@ -48,6 +48,7 @@ class ChatTemplate:
         self.source = source
         self._variables: frozenset[str] | None = None  # once it has compiled
         self._processes = Processes(partial(self._started, compile_it))
+        self._images: dict[str, bool] = {}
 
     def check(self) -> None:
         """Compile it, and keep the process for the first rendering. Raises ModelError if it does not compile within the
@@ -68,6 +69,13 @@ class ChatTemplate:
             messages = [_in_parts(message) for message in messages]
         return self._render(messages, add_generation_prompt=add_generation_prompt, **variables)
 
+    def writes_images(self, token: str) -> bool:
+        """Return whether the template writes `token` for an image among the parts of a message. Those of models that
+        read texts alone fail, or write the list itself."""
+        if token not in self._images:
+            self._images[token] = self._shows([{"type": "image"}, _part(_PROBE)], token)
+        return self._images[token]
+
     def _started(self, compile_it: bytes) -> TemplateProcess:
         """A process that has compiled the template."""
         process = TemplateProcess()
@@ -86,11 +94,11 @@ class ChatTemplate:
         """Whether the template shows words only in a list of parts, as those of some models with images do."""
         if _READS_PARTS.search(self.source) is None:
             return False
-        return not self._shows(_PROBE) and self._shows([_part(_PROBE)])
+        return not self._shows(_PROBE, _PROBE) and self._shows([_part(_PROBE)], _PROBE)
 
-    def _shows(self, content: Any) -> bool:
+    def _shows(self, content: Any, text: str) -> bool:
         try:
-            return _PROBE in self._render([{"role": "user", "content": content}], add_generation_prompt=True)
+            return text in self._render([{"role": "user", "content": content}], add_generation_prompt=True)
         except InvalidRequest:
             return False
 

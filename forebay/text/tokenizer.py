@@ -36,6 +36,15 @@ class _Encoded(NamedTuple):
     ends: list[int]
 
 
+class ImageText(NamedTuple):
+    """How an image is written in a conversation: templates write the control `token`, which is replaced by `framed`.
+    For a template that writes no images `written`, which has the token, is put between the texts of its message."""
+
+    token: str
+    written: str
+    framed: str
+
+
 def _any_of(words: Sequence[str]) -> re.Pattern[str]:
     """Return a pattern that matches the first of the words; nothing if there are none."""
     return re.compile("|".join(map(re.escape, words)) or r"(?!)")
@@ -89,7 +98,7 @@ class Tokenizer:
         self.bos_token_id = parts.added.get(parts.names.get("bos_token", ""))
         self._templates = _Templates(parts, chat_template)
         self.chat_template, self.template_digest = self._templates.main, self._templates.digest
-        self._image_frame: tuple[str, str] | None = None
+        self.image_text: ImageText | None = None  # of a model that accepts images; set once, before any conversation
 
     @classmethod
     def from_path(cls, path: str | Path, chat_template: str | None = None) -> Tokenizer:
@@ -276,13 +285,12 @@ class Tokenizer:
                 "this model has no chat template: use /v1/completions, or start the server with --chat-template",
                 code="no_chat_template",
             )
-        text = template.render(list(messages), add_generation_prompt=add_generation_prompt, **variables)
-        return text if self._image_frame is None else text.replace(*self._image_frame)
-
-    def frame_images(self, written: str, text: str) -> None:
-        """Replace each rendered spelling of an image's control token by `text`. Its tokens depend on the text around
-        them, so this comes before the conversation is encoded."""
-        self._image_frame = written, text
+        if (image := self.image_text) is None:
+            return template.render(list(messages), add_generation_prompt=add_generation_prompt, **variables)
+        shown = [_with_images(message, template, image) for message in messages]
+        text = template.render(shown, add_generation_prompt=add_generation_prompt, **variables)
+        # Tokens depend on the text around them, so this comes before the conversation is encoded.
+        return text.replace(image.token, image.framed)
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Return a whole text, without the space that encoding puts in front."""
@@ -331,6 +339,15 @@ class Tokenizer:
             said = message.items()
             guarded.append({key: value if key == "role" else _marked(value, found, mark) for key, value in said})
         return mark, guarded, _marked(variables, self._control, mark)
+
+
+def _with_images(message: Message, template: ChatTemplate, image: ImageText) -> Message:
+    """Return the message with its images as text, if the template writes none."""
+    content = message.get("content")
+    if not isinstance(content, list) or template.writes_images(image.token):
+        return message
+    said = "".join(image.written if part["type"] == "image" else part["text"] for part in content)
+    return {**message, "content": said}
 
 
 def _opened(message: Message, end: str) -> Message:

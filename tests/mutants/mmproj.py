@@ -137,4 +137,11 @@ MMPROJ: Final[tuple[Mutant, ...]] = (
         "    if len(found) > 2:\n",
         "formats/test_mmproj_files.py::test_encoders_that_fit_equally_are_refused_with_their_names",
     ),
+    Mutant(
+        "C31 an image of a template for texts alone is between the texts of its message",
+        "text/tokenizer.py",
+        "        return message\n    said",
+        "        return message\n    return message\n    said",
+        "server/images/test_text_templates.py::test_expansion_template_for_texts_alone_writes_the_image_between_them",
+    ),
 )

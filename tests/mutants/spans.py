@@ -86,7 +86,7 @@ SPANS: Final = (
     Mutant(
         "C28 line breaks around an image are encoded with the text beside them",
         "text/tokenizer.py",
-        "return text if self._image_frame is None else text.replace(*self._image_frame)",
+        "return text.replace(image.token, image.framed)",
         "return text",
         _GEMMA3 + "test_prompt_equals_that_of_transformers",
     ),

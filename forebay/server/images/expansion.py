@@ -14,7 +14,7 @@ from forebay.requests.pictures import Picture
 from forebay.server.images.decoding import CutImage
 from forebay.server.images.tiling import Tiling
 from forebay.server.images.tilings.base import ONE_TILE
-from forebay.text.tokenizer import Tokenizer
+from forebay.text.tokenizer import ImageText, Tokenizer
 
 MOST_CUTS: Final = 128  # whose tokens are kept
 
@@ -42,9 +42,11 @@ class Expansion:
                 f"the tokenizer does not read {self._image!a} as the placeholder of images, the token "
                 f"{tiling.placeholder}: take the one that the model was trained with"
             )
-        if (frame := tiling.framed(self._spell)) is not None:
+        frame = tiling.framed(self._spell)
+        if frame is not None:
             self._check_written(frame[0])
-            tokenizer.frame_images(*frame)
+        token, framed = frame or (self._image, self._image)
+        tokenizer.image_text = ImageText(token, tiling.written(token), framed)
 
     def _spell(self, token: int) -> str:
         return self._tokenizer.decode([token], skip_special_tokens=False)

@@ -416,8 +416,8 @@ def test_limits_are_what_their_flags_say(tmp_path: Path) -> None:
 
 
 def test_template_that_shows_no_images_is_named(tmp_path: Path) -> None:
-    plain = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    chats = Chats(tmp_path, plain)
+    without = "{% for message in messages %}{{ message.role }}{% endfor %}"
+    chats = Chats(tmp_path, without)
     try:
         message = refused(chats.chat(part(IMAGE)), "chat_template_error", "messages")
         assert message.startswith("the chat template wrote 0 placeholders for 1 images")

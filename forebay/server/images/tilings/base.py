@@ -51,6 +51,10 @@ class Cutting(msgspec.Struct, frozen=True, kw_only=True):
         Returns None if templates write the placeholder themselves. `spell` returns the text of a token."""
         return None
 
+    def written(self, token: str) -> str:
+        """Return what the model's own template writes for an image: `token`, and the texts around it."""
+        return token
+
     def num_tokens(self, size: Size) -> int:
         """Return the number of tokens of a tile."""
         return num_tokens(size, self.token_edge)

@@ -55,6 +55,10 @@ class GridTiles(Cutting, frozen=True, kw_only=True, tag=True):
         """Return the text that stands for an image of these tiles."""
         return f"{START}{image * sum(map(self.num_tokens, sizes))}{END}"
 
+    def written(self, token: str) -> str:
+        """Return the token of an image in a line of its own."""
+        return f"{token}\n"
+
 
 def grid_tiles(files: ProcessorFiles, vision: InternVitConfig) -> GridTiles:
     """Read the parameters; where the files say nothing they follow from the encoder. Raises ModelError for parameters

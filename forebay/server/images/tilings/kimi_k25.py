@@ -56,6 +56,10 @@ class PaddedImage(Cutting, frozen=True, kw_only=True, tag=True):
         """Return a placeholder for each token: the chat template writes the tokens around them."""
         return image * self.num_tokens(sizes[0])
 
+    def written(self, token: str) -> str:
+        """Return the token of an image between the tokens that templates write around it."""
+        return f"<|media_begin|>image<|media_content|>{token}<|media_end|>"
+
 
 def padded_image(files: ProcessorFiles, vision: KimiVisionConfig) -> PaddedImage:
     """Read the parameters. Raises ModelError for wrong ones."""

@@ -42,6 +42,10 @@ class FittedImage(Cutting, frozen=True, kw_only=True, tag=True):
         """Return a placeholder for each token: the chat template writes the tokens around them."""
         return image * sum(map(self.num_tokens, sizes))
 
+    def written(self, token: str) -> str:
+        """Return the token of an image between the tokens that templates write around it."""
+        return f"<|vision_start|>{token}<|vision_end|>"
+
 
 def fitted(size: Size, edge: int, least: int, most: int) -> Size:
     """Return the height and width in multiples of `edge`, with `least` to `most` pixels. Raises Unreadable if one is
