@@ -83,6 +83,7 @@ def publish(folder: Path, experts: str) -> tuple[Path, Path]:
             parts, tensors[name] = wide(weight, torch.float8_e8m0fnu if experts == "fp4" else torch.float32)
         else:
             parts = {"weight": weight} if name.endswith(".weight") else {"": weight}
+        name = name.replace(".attn.norm.", ".attn.kv_norm.")  # transformers saves it as the compressors' norms
         stem = name.removesuffix(".weight")
         coded |= {f"{stem}.{part}" if part else name: value.contiguous() for part, value in parts.items()}
     save_file(tensors, folder / "plain" / "model.safetensors")

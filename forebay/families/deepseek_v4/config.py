@@ -244,13 +244,15 @@ def small(shape: Shape) -> dict[str, Any]:
     }
 
 
-# Layers have their published names here, which transformers writes, too; it and others have `model.` in front of them.
+# Layers have their published names here, which transformers writes, too, but for the norm of keys; it and others have
+# `model.` in front of them.
 _RENAMED: Final = (
     (r"^layers\.", "model.layers."),
     (r"^(?:model\.)?embed\.", "model.embed_tokens."),
     (r"^norm\.", "model.norm."),
     (r"^head\.", "lm_head."),
     (r"^hc_head_", "model.hc_head.hc_"),
+    (r"(\.attn)\.kv_norm\.", r"\1.norm."),
 )
 _MODULES: Final = (
     (r"\.self_attn\.compressor\.indexer\.q_b_proj$", ".attn.indexer.wq_b"),
