@@ -18,6 +18,7 @@ import msgspec
 from forebay.base.errors import EngineError, Unavailable, from_code
 from forebay.config.engine_config import EngineConfig, Exact
 from forebay.engine.client.async_engine import AsyncEngine
+from forebay.engine.frames import SaveCache
 from forebay.engine.lifecycle.launch import launch
 from forebay.engine.stream import Stream
 from forebay.requests.step_plan import TokenLogprob
@@ -39,7 +40,7 @@ class Answer:
     `cache`, `memory` and `history` are the engine's reports on it, and `speculation` if it drafts tokens. `concurrency`
     is the most answers that decoded at the same time, itself included; `num_partly_accepted` the number of its drafts
     of which a token was accepted and a later one rejected; `interrupted` whether all memory was released while it
-    decoded.
+    decoded; `restarted` whether it began again because the weights changed, whose version `weights` is the last.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -52,9 +53,15 @@ class Answer:
     concurrency: int = 0
     num_partly_accepted: int = 0
     interrupted: bool = False
+    restarted: bool = False
+    weights: int = 0
 
     def take(self, update: Update) -> None:
-        """Add the tokens of an update, and keep its reports."""
+        """Add the tokens of an update, and keep its reports. One that has restarted drops the tokens so far."""
+        if update.restarted:
+            self.restarted, self.tokens, self.logprobs = True, [], []
+        if update.cache is not None:
+            self.weights = update.weight_version
         self.tokens += update.token_ids
         self.logprobs += update.logprobs or []
         self.finish = update.finish
@@ -142,6 +149,7 @@ class Engines:
         self.half_decode = asyncio.Event()  # or the first has ended
         self.order = list(range(len(questions)))
         self.num_loads = 0  # of adapters under names that had another
+        self.other_versions: set[int] = set()  # of weights that are not those of `alone`
         self._adapters = {name: (name, path) for name, path in adapters.items()}  # the name that each has now
         self._decoding: dict[int, Answer] = {}  # by the request's id
         self._rooms = 0
@@ -189,11 +197,16 @@ class Engines:
             counted.update((await engine.state()).counters if engine else {})
         return counted
 
+    def _reschedule(self, silence_s: float | None) -> None:
+        """Allow so many seconds from now without a token, None for any number."""
+        if not self._limit.expired():
+            self._limit.reschedule(None if silence_s is None else asyncio.get_running_loop().time() + silence_s)
+
     def _note_decoding(self, request_id: int, answer: Answer) -> None:
         """Count a request among those that decode, and update the concurrency of each."""
         self._decoding[request_id] = answer
-        if self._limit.when() is not None and not self._limit.expired():
-            self._limit.reschedule(asyncio.get_running_loop().time() + self._silence_s)
+        if self._limit.when() is not None:
+            self._reschedule(self._silence_s)
         num_decoding = len(self._decoding)
         self.most_at_once = max(self.most_at_once, num_decoding)
         for other in self._decoding.values():
@@ -210,7 +223,7 @@ class Engines:
         answer = await self._answer(question, give_up_after, under_way)
         self.answers[number] = answer
         self.all.append((number, answer))
-        if self.alone:
+        if self.alone and answer.weights not in self.other_versions:
             self.findings.compare(question, self.alone[number], answer)
 
     async def _answer(
@@ -262,6 +275,20 @@ class Engines:
                     await engine.load_adapter(name, str(path), replace=True)
             self._adapters[adapter] = name, path
             self.num_loads += 1
+
+    async def load_weights(self, path: Path | str, *, are_others: bool) -> None:
+        """Load the weights at `path`; `are_others` if they are not those of `alone`. Requests that run begin again. The
+        time that it takes does not count as that of an engine that hangs."""
+        self._reschedule(None)
+        state = await self.engine.update_weights(str(path), mode="retract")
+        self._reschedule(self._silence_s)
+        if are_others:
+            self.other_versions.add(state.memory.weight_version)
+
+    async def save_cache(self) -> None:
+        """Ask each question once, and return when the prefix cache is in its files."""
+        await self.ask_as_they_come()
+        await self.engine.link.ask(SaveCache)
 
     async def _submit(self, question: Question, stack: AsyncExitStack) -> Stream:
         name = self._adapters[question.adapter][0] if question.adapter else ""

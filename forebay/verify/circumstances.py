@@ -10,18 +10,21 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from forebay.base.errors import EngineError
 from forebay.base.units import ceil_div, human_bytes
 from forebay.config.engine_config import DisaggregationMode, SpeculativeAlgorithm, TransferBackend
 from forebay.config.flag import Value
 from forebay.engine.frames import TAGS
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.tier import HOST
+from forebay.memory.tier import DISK, HOST
 from forebay.requests.updates import FinishReason
 from forebay.verify.asking import Answer, Engines
 from forebay.verify.questions import Question
+from forebay.verify.weights import other_weights
 
 Flags = Mapping[str, Value]
 Settings = Mapping[str, Flags]  # by name
@@ -54,6 +57,7 @@ _TWO_RANKS: Final[Settings] = {"ranks": {"tp_size": 2}}
 _SPARE_PAGES: Final = 4
 _PRESSED_PAGES: Final = 3
 _HOST_BYTES: Final = 1 << 30
+FOLDER: Final = "prefix_cache_dir"  # of a circumstance whose engine finds there what one before it has cached
 _CHUNK_PAGES: Final = 2
 
 
@@ -111,6 +115,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
     one_token: Settings = {"page size": {"page_size": 1}}
     to_host: Settings = {"host copies": {"retraction_host_bytes": _HOST_BYTES}}
     tier: Settings = {"host cache": {"host_cache_bytes": _HOST_BYTES}}
+    files: Settings = {"files": {FOLDER: "a temporary folder"}}
     drafts: Settings = {"drafts": speculative}
     often: Settings = {"states often": {"mamba_track_interval": room.page_size}}
     found = [
@@ -127,11 +132,17 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         ),
         Circumstance("evicted and asked again", {**_CACHE, **small}, _twice, _evicted, _missed_as_evicted),
         Circumstance("from host memory", {**_GRAPHS, **_CACHE, **small, **tier}, _twice, _loaded, _came_from_host),
+        Circumstance(
+            "from files, after a restart", {**_GRAPHS, **_CACHE, **small, **files}, _twice, _restored, _came_from_files
+        ),
         Circumstance("retracted", {**pressed, **_GRAPHS}, _pressed, _retracted, _computed_again),
         Circumstance("retracted to the host", {**pressed, **to_host}, _pressed, _kept, _copied_back),
         *_with_drafts(speculative),
         Circumstance("others give up", {**_CACHE, **_AHEAD}, _giving_up, _given_up, _went_on),
         Circumstance("asleep in the middle", _CACHE, _asleep, _released, _interrupted),
+        Circumstance(
+            "other weights, and these again", {**_GRAPHS, **_CACHE, **drafts}, _reweighed, _restarted, _began_again
+        ),
         *(_apart(backend) for backend in (TransferBackend.SHM, TransferBackend.TCP)),
         Circumstance(
             "all of it, planned ahead",
@@ -354,6 +365,23 @@ async def _asleep(engines: Engines) -> None:
     await engines.ask_all()
 
 
+async def _reweighed(engines: Engines) -> None:
+    """Load other weights while the cache has prefixes of these, and these again while requests decode with others."""
+    model = Path(engines.config.model_path)
+    await engines.ask_as_they_come()
+    with other_weights(model) as folder:
+        await engines.load_weights(folder, are_others=True)
+        await engines.ask(0)
+        if engines.alone and engines.answers[0].logprobs == engines.alone[0].logprobs:
+            raise EngineError("other weights change no log-probability of an answer")
+        engines.half_decode.clear()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(engines.ask_all())
+            await engines.half_decode.wait()
+            await engines.load_weights(model, are_others=False)
+    await engines.ask_all()
+
+
 def _concurrency(engines: Engines, count: Counter[str]) -> str:
     return f"up to {engines.most_at_once} decoded at once" if engines.most_at_once > 1 else ""
 
@@ -403,6 +431,16 @@ def _evicted(engines: Engines, count: Counter[str]) -> str:
 def _loaded(engines: Engines, count: Counter[str]) -> str:
     loaded, stored = count["tier_loaded_tokens"], count["tier_stored_tokens"]
     return f"{loaded:,.0f} tokens loaded from there, {stored:,.0f} stored" if loaded else ""
+
+
+def _restored(engines: Engines, count: Counter[str]) -> str:
+    found = [answer.cache.tiers.get(DISK, 0) for _, answer in engines.all]
+    return f"{sum(found):,.0f} prompt tokens were in files of an engine before" if any(found) else ""
+
+
+def _restarted(engines: Engines, count: Counter[str]) -> str:
+    num, again = len(engines.other_versions), sum(answer.restarted for _, answer in engines.all)
+    return f"{_times(num)} other weights, {again} answers began again" if num and again else ""
 
 
 def _retracted(engines: Engines, count: Counter[str]) -> str:
@@ -510,6 +548,15 @@ def _hit(engines: Engines, question: Question, answer: Answer) -> bool:
 
 def _came_from_host(engines: Engines, question: Question, answer: Answer) -> bool:
     return answer.cache.tiers.get(HOST, 0) > 0
+
+
+def _came_from_files(engines: Engines, question: Question, answer: Answer) -> bool:
+    return answer.cache.tiers.get(DISK, 0) > 0
+
+
+def _began_again(engines: Engines, question: Question, answer: Answer) -> bool:
+    """Return whether it began anew with these weights, behind tokens of others."""
+    return answer.restarted and answer.weights not in engines.other_versions
 
 
 def _missed_as_evicted(engines: Engines, question: Question, answer: Answer) -> bool:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from forebay.base.errors import ConfigError, Conflict, EngineError, ForebayError, ModelError
@@ -23,6 +24,7 @@ from forebay.verify.asking import NONE, Answer, Engines, Findings, started
 from forebay.verify.blame import Blame, blame
 from forebay.verify.circumstances import (
     ALONE,
+    FOLDER,
     PLANTED,
     Circumstance,
     Flags,
@@ -172,7 +174,7 @@ class Verification:
         try:
             async with self._engines(circumstance) as engines:
                 findings = engines.findings
-                async with engines.limited(self._silence_s + self.baseline.seconds):
+                async with engines.limited(self._most_silence_s):
                     num_rounds, missing = await _play(circumstance, engines, most_rounds)
                 shown = circumstance.shown(engines, await engines.counters())
         except (ConfigError, ModelError) as error:
@@ -189,11 +191,25 @@ class Verification:
             return Outcome(name, Verdict.NOT_SHOWN, f"{shown}; but not for: {', '.join(missing)}", findings)
         return Outcome(name, Verdict.SAME if shown else Verdict.NOT_SHOWN, shown, findings)
 
+    @property
+    def _most_silence_s(self) -> float:
+        """Return the seconds without a token after which an engine counts as hung."""
+        return self._silence_s + self.baseline.seconds
+
     @asynccontextmanager
     async def _engines(self, circumstance: Circumstance) -> AsyncIterator[Engines]:
-        """The engines of a circumstance, with adapters if it has some, whose answers alone are generated once."""
+        """The engines of a circumstance, with adapters if it has some, whose answers alone are generated once. Files of
+        the prefix cache are those of an engine before, in a folder that is there meanwhile."""
         await self.ask_alone_for(circumstance)
         base, sides = self.baseline, [side for side in (circumstance.flags, circumstance.prefill_flags) if side] or [{}]
+        if FOLDER in circumstance.flags:
+            with TemporaryDirectory(prefix="forebay-prefixes-") as folder:
+                configs = self._configs([{**sides[0], FOLDER: folder}], self._roomy[0], self.questions, base.alone)
+                async with started(configs, self.questions) as engines, engines.limited(self._most_silence_s):
+                    await engines.save_cache()
+                async with started(configs, self.questions, base.alone) as engines:
+                    yield engines
+            return
         if circumstance.adapted:
             with made_adapters(self.config.model_path, self._seed) as paths:
                 with_paths = {**self._roomy[1], **settings(paths)}

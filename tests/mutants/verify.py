@@ -65,7 +65,7 @@ VERIFY = (
     Mutant(
         "C28 an engine that hangs is found",
         "verify/run.py",
-        "                async with engines.limited(self._silence_s + self.baseline.seconds):\n",
+        "                async with engines.limited(self._most_silence_s):\n",
         "                async with engines.limited(1e9):\n",
         "verify/test_verify.py::test_engine_without_a_token_for_the_limit_is_a_failure_that_says_so",
     ),
@@ -103,6 +103,34 @@ VERIFY = (
         "bool(question.pictures) and touched(engines, question, answer)",
         "touched(engines, question, answer)",
         "verify/test_pictures.py::test_circumstance_with_pictures_counts_for_answers_to_pictures_beside_others",
+    ),
+    Mutant(
+        "C34 answers of other weights are not compared",
+        "verify/asking.py",
+        "        if self.alone and answer.weights not in self.other_versions:\n",
+        "        if self.alone:\n",
+        "verify/test_weights.py::test_answers_of_other_weights_are_not_compared",
+    ),
+    Mutant(
+        "C34 other weights count as shown for answers that began again with these",
+        "verify/circumstances.py",
+        "    return answer.restarted and answer.weights not in engines.other_versions\n",
+        "    return answer.restarted\n",
+        "verify/test_weights.py::test_other_weights_count_only_for_answers_that_began_again_with_these",
+    ),
+    Mutant(
+        "C34 other weights that change no answer are no comparison",
+        "verify/circumstances.py",
+        "        if engines.alone and engines.answers[0].logprobs == engines.alone[0].logprobs:\n",
+        "        if False:\n",
+        "verify/test_weights.py::test_weights_are_loaded_again_once_half_of_the_requests_decode_with_others",
+    ),
+    Mutant(
+        "C19 a restart counts as shown for prompts that were found in files",
+        "verify/circumstances.py",
+        "    return answer.cache.tiers.get(DISK, 0) > 0\n",
+        "    return bool(answer.cache.tiers)\n",
+        "verify/test_weights.py::test_files_count_only_for_prompts_that_were_found_in_them",
     ),
     Mutant(
         "C28 blame names the settings that are needed, and no others",
