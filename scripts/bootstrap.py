@@ -108,15 +108,15 @@ class Line:
 
     def __init__(self, step: str) -> None:
         self._head = f"[{STEPS.index(step) + 1}/{len(STEPS)}] {step}"
-        self._began = self._told = time.monotonic()
+        self._began = self._shown_at = time.monotonic()
 
     def show(self, text: str) -> None:
         now = time.monotonic()
         if sys.stdout.isatty():
             columns = os.get_terminal_size().columns - 1
             print(f"\r\033[K{self._text(text)[:columns]}", end="", flush=True)
-        elif now - self._told >= LINE_S:
-            self._told = now
+        elif now - self._shown_at >= LINE_S:
+            self._shown_at = now
             print(self._text(text), flush=True)
 
     def end(self, text: str) -> None:
@@ -132,12 +132,12 @@ def of_pip(total: int) -> Callable[[Sequence[str]], str]:
     def news(lines: Sequence[str]) -> str:
         words = [line.split() for line in lines if line.strip()]
         seen = sum(first in ("Collecting", "Requirement", "Processing", "Obtaining") for first, *_ in words)
-        told = [said for said in words if said[0] in ("Downloading", "Installing", "Successfully")]
-        if told and told[-1][0] == "Downloading":
-            return f"{min(seen, total)} of {total}, fetching {Path(told[-1][1]).name} {' '.join(told[-1][2:])}"
-        if told and told[-1][0] == "Installing":
-            return f"writing {len(told[-1]) - 3} packages"
-        return f"{len(told[-1]) - 2} packages" if told else f"{min(seen, total)} of {total} looked up"
+        steps = [said for said in words if said[0] in ("Downloading", "Installing", "Successfully")]
+        if steps and steps[-1][0] == "Downloading":
+            return f"{min(seen, total)} of {total}, fetching {Path(steps[-1][1]).name} {' '.join(steps[-1][2:])}"
+        if steps and steps[-1][0] == "Installing":
+            return f"writing {len(steps[-1]) - 3} packages"
+        return f"{len(steps[-1]) - 2} packages" if steps else f"{min(seen, total)} of {total} looked up"
 
     return news
 

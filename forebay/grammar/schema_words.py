@@ -126,13 +126,13 @@ def _without(schema: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if key not in keys}
 
 
-def _closed_list(own: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
+def _closed_list(own: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
     """Return an object of these properties alone, without a `maxProperties` that it cannot exceed."""
-    kept = _without(rest, "maxProperties") if _is_at_least(rest.get("maxProperties"), len(own)) else rest
+    kept = _without(base, "maxProperties") if _is_at_least(base.get("maxProperties"), len(own)) else base
     return {**kept, "properties": own, "additionalProperties": False}
 
 
-def _closed(schema: dict[str, Any], rest: dict[str, Any], names: dict[str, Any]) -> dict[str, Any] | None:
+def _closed(schema: dict[str, Any], base: dict[str, Any], names: dict[str, Any]) -> dict[str, Any] | None:
     """Return an object of these names alone; None if that cannot be said."""
     properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
     if not isinstance(properties, dict):
@@ -140,9 +140,9 @@ def _closed(schema: dict[str, Any], rest: dict[str, Any], names: dict[str, Any])
     if names.keys() <= {"type", "const"} or names.keys() <= {"type", "enum"}:
         listed = [names["const"]] if "const" in names else names.get("enum")
         if isinstance(listed, list):
-            return _closed_list({name: properties.get(name, others) for name in listed if isinstance(name, str)}, rest)
+            return _closed_list({name: properties.get(name, others) for name in listed if isinstance(name, str)}, base)
     pattern = None if properties else _pattern_of(names)
-    return None if pattern is None else {**rest, "patternProperties": {pattern: others}, "additionalProperties": False}
+    return None if pattern is None else {**base, "patternProperties": {pattern: others}, "additionalProperties": False}
 
 
 def _pattern_of(names: Mapping[str, Any]) -> Any:

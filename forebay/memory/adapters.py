@@ -1,6 +1,6 @@
-"""Slots of adapters (LoRA): which an engine has, in which slots of the weights, and who uses them.
+"""Slots of adapters (LoRA): which an engine has, in which slots of the weights, and which requests use them.
 
-A slot is written while no step can reference it, and freed when nobody uses its adapter and no step in flight can
+A slot is written while no step can reference it, and freed when no request uses its adapter and no step in flight can
 reference it any more (C8). Slot 0 is the padding: requests without an adapter."""
 
 from __future__ import annotations

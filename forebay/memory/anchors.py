@@ -1,7 +1,7 @@
-"""Where a prompt's recurrent state is worth keeping: its anchors.
+"""The anchors of a prompt: the positions at which its recurrent state is kept.
 
-KV can be resumed at every page; a state only where it was kept, and it costs the same wherever that is. So it is kept
-where prompts tend to part and to be continued, and at an interval only as a floor.
+KV can be resumed at every page; a state only at a position at which it was kept, and each costs the same. So states are
+kept at positions at which prompts tend to part and to be continued, and at an interval only as a floor.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def plan_anchors(
     interval: int,
     budget: int = MAX_PER_PROMPT,
 ) -> list[Anchor]:
-    """Where to keep the state while the tokens [start, num_prompt) are computed, in ascending order.
+    """Return the positions at which to keep the state while the tokens [start, num_prompt) are computed, ascending.
 
-    All are whole pages behind `start` and before the prompt's last token, which is always computed. Where two are
-    closer than MIN_DISTANCE the one with the better reason stays, of equals the later; so, too, where there are more
+    All are whole pages behind `start` and before the prompt's last token, which is always computed. If two are
+    closer than MIN_DISTANCE, the one with the better reason stays, of equals the later; so, too, if they are more
     than `budget`. `interval` tokens are between those without a reason.
     """
     end = (num_prompt - 1) // page_size * page_size

@@ -36,7 +36,7 @@ class KindDemand(ABC):
     """The demand of layers for one kind of cache beside full KV, in slots of `slot_bytes`, its padding slot not
     counted.
 
-    With `per_page` they are so many for each KV page, in `PARTS`, once the requests have what they need; where it is
+    With `per_page` they are so many for each KV page, in `PARTS`, once the requests have what they need; if it is
     None, `num_slots` decides before there are pages.
     """
 

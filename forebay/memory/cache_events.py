@@ -196,7 +196,7 @@ class Watched:
         return bool(self._dropped)
 
     def forget_dropped(self) -> None:
-        """Forget what was published of a tree that was cleared: routers learn it otherwise."""
+        """Forget the published nodes of a tree that was cleared: routers learn of that otherwise."""
         self._dropped.clear()
         self._copies.clear()
 
@@ -231,7 +231,7 @@ class Watched:
         return path[::-1]
 
     def _compare(self, node: Node, gone: list[list[int]]) -> Iterator[BlockStored]:
-        """Publish what has changed of a node, whose parent is published. What is gone is added to `gone`, by group."""
+        """Publish the changes of a node, whose parent is published. Removed slots are added to `gone`, by group."""
         published = self._published.get(node)
         if published is None:
             published = self._published[node] = self._hashed(node)
@@ -339,14 +339,14 @@ class CacheEvents:
         self._trees = [Watched(source, hasher, with_tokens=with_tokens) for source in sources]
 
     def take(self) -> Iterator[bytes]:
-        """Yield encoded batches with what has changed since the last call, after a step's commit: one, or several after
+        """Yield encoded batches with the changes since the last call, after a step's commit: one, or several after
         a start with much in files."""
         while any(tree.is_dirty for tree in self._trees):
             if events := self.take_events():
                 yield self._encoder.encode([self._clock(), events, RANK])
 
     def take_events(self) -> list[CacheEvent]:
-        """Return the events of one batch: first what is gone."""
+        """Return the events of one batch, removals first."""
         removed, stored, room = list[CacheEvent](), list[CacheEvent](), MOST_BLOCKS
         if any(tree.was_cleared for tree in self._trees) and all(tree.is_empty for tree in self._trees):
             removed.append(AllBlocksCleared())

@@ -16,8 +16,8 @@ RowWrites = tuple[Ids, Ids, Ids]
 
 @dataclass(eq=False)
 class Draft:
-    """The changes of the step that will be launched next, `step`: the host's tables change at once, and what the device
-    has to be told of it stands here until the plan is made.
+    """The changes of the step that will be launched next, `step`: the host's tables change at once, and the
+    device's updates are collected here until the plan is made.
 
     There is always one. What commits and releases change between two plans belongs to the next step, too.
     """

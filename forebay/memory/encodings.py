@@ -48,7 +48,7 @@ class Tile:
 @dataclass(slots=True, eq=False, kw_only=True)
 class Encoding:
     """A picture that the engine knows. Its tokens have ids from `first_id` on. It has its pixels while requests use it:
-    so many `users` of each tenant. With `blocks` its tokens have `rows`, and a `tenant` is charged for them. No other
+    `users` counts them by tenant. With `blocks` its tokens have `rows`, and a `tenant` is charged for them. No other
     picture has its `number`."""
 
     key: Key
@@ -130,9 +130,9 @@ class EncodingRows:
         evicted: list[Encoding] = []
         turns = self.shares.turns()
         while self.slots.num_free < needed:
-            tenant, rest = next(turns)
+            tenant, target = next(turns)
             for encoding in [encoding for encoding in self._of.get(tenant, {}).values() if encoding not in kept]:
-                if self.slots.num_free >= needed or self.shares.held[tenant] <= rest:
+                if self.slots.num_free >= needed or self.shares.held[tenant] <= target:
                     break
                 self.free(encoding)
                 evicted.append(encoding)

@@ -1,4 +1,4 @@
-"""Pictures of prompts: ids of their tokens, and who has the memory of their pixels and encodings.
+"""Pictures of prompts: ids of their tokens, and the memory of their pixels and encodings.
 
 A picture's tokens have ids of their own in `Request.tokens`, from the vocabulary's size upward: one run of ids for each
 namespace, digest, grid and sizes of tiles. So the prefix cache compares pictures exactly, as it compares text (C34).
@@ -47,7 +47,7 @@ class OutOfIds(Exception):
 
 
 class Described(Protocol):
-    """A picture as it is told from others: see `requests.pictures.Picture`."""
+    """The identity of a picture: see `requests.pictures.Picture`."""
 
     @property
     def digest(self) -> bytes: ...
@@ -176,13 +176,13 @@ class Pictures:
             encoding.users = +encoding.users
             if not encoding.users:
                 self._room.leave(payer, num_bytes)
-                self._let_go(encoding)
+                self._release(encoding)
             elif payer not in encoding.users:
                 self._room.leave(payer, num_bytes)
                 self._room.enter(encoding.payer, num_bytes)
         self._forget_oldest()
 
-    def _let_go(self, encoding: Encoding) -> None:
+    def _release(self, encoding: Encoding) -> None:
         encoding.pixels = b""
         for tile in encoding.tiles:
             if tile.planned < self.config.num_layers:

@@ -82,9 +82,9 @@ class Leaves:
         """Yield the next leaf to evict, of the tenant whose turn it is; the caller evicts it before the next one. If
         only retained leaves are left, their retention ends, one prefix after another."""
         while True:
-            for tenant, rest in shares.turns():
+            for tenant, target in shares.turns():
                 leaves = self._of.get(tenant)
-                while leaves and not leaves[0][0] and shares.held[tenant] > rest:
+                while leaves and not leaves[0][0] and shares.held[tenant] > target:
                     yield leaves[0][-1]
             if not retention.give_up(lambda node, _: not node.locks and retention.is_last(node)):
                 return
@@ -110,7 +110,7 @@ class RadixCache:
     """Prefixes of finished and running requests, page by page.
 
     `slots` is the pool of pages: the cache takes pages over from requests (`extend_pin`) and returns them there
-    (`evict`). Units are pages except where a name says tokens. `clock` counts the uses that are told apart. `weights`
+    (`evict`). Units are pages except where a name says tokens. `clock` counts the uses that have an order. `weights`
     are those of tenants, 1 for any other; `shares` counts the pages that are charged to each of the `tenants`, and
     `retention` has the prefixes that are evicted last, at most `most_retained` of each pool. `watcher` learns what
     changes, from the calls that change the tree.

@@ -36,8 +36,8 @@ class Node:
     """One edge of the tree: `key` tokens (bytes) whose KV is in `pages`.
 
     `locks` counts the pins that end here plus the children that are locked, so a locked node has only locked ancestors.
-    A pin or an unpin stops at the first ancestor whose locks do not change. `author` is who put these tokens here, all
-    of them, and `origin` how; `tenant` is charged for them (C32). `tombstones` say by first page why a child is gone.
+    A pin or an unpin stops at the first ancestor whose locks do not change. `author` is the request that put all these
+    tokens here, `origin` how; `tenant` is charged for them (C32). `tombstones` say by first page why a child is gone.
     """
 
     key: bytes = b""
@@ -89,7 +89,7 @@ class Match(NamedTuple):
 
     It ends `inside` bytes of the key of `node` (all of them, unless the prompt diverges within the edge). The KV of
     `kv_tokens` is there, `kv_reason` says why not more; `resumable` has by kind's name the last place in it at which
-    that allows to go on. `version` is that of the tree.
+    a request can resume. `version` is that of the tree.
     """
 
     node: Node
@@ -203,12 +203,12 @@ class Shares:
         self._order.clear()
 
     def turns(self) -> Iterator[tuple[str, int]]:
-        """Name the tenant that loses slots next, and how many to leave it, until nobody has any to lose.
+        """Name the tenant that loses slots next, and the number of slots to leave it, until no tenant has any to lose.
 
         Idle tenants lose all that they have. Of the others the one that holds the most for its weight loses what it has
         more than the next one, a slot at least. The caller takes slots one after another until no more than those to be
         left are held. A tenant that lost none in its turn is named again when all others have lost what they can: its
-        nodes may have stood above theirs.
+        nodes may have been above theirs.
         """
         for tenant in sorted(self._tenants.idle & self.held.keys()):
             yield tenant, 0

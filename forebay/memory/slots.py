@@ -1,7 +1,7 @@
-"""Integer slots, who holds them, and what happens when somebody gets that wrong.
+"""Integer slots with an ownership ledger, and the handling of violations.
 
 A pool hands out 1..capacity; index 0 is nobody's (see `PAD`). Free slots form a stack, the ledger an array beside it:
-`owner[i]` says who holds slot i. Every operation is a handful of array operations, whatever the number of slots.
+`owner[i]` is the holder of slot i. Every operation is a handful of array operations, whatever the number of slots.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Slots:
     """A pool of `capacity` integer slots.
 
     `ledger` says what a violation (C8) does: `raise`; `count` (log it, count it, leave the slot with its rightful
-    owner, go on); `off` (nothing is recorded or noticed).
+    owner, continue); `off` (nothing is recorded or noticed).
     """
 
     def __init__(self, name: str, capacity: int, *, ledger: Ledger = Ledger.RAISE) -> None:

@@ -131,9 +131,9 @@ class AdmissionPass:
         """Draft chunks, and admit some of those that wait, while prompt tokens (`left` of this step), rows and pages
         last; returns those admitted.
 
-        Nobody starts once those who have just started leave as many tokens to later steps as this one has left. A
+        No request starts once those that have just started leave as many tokens to later steps as this one has left. A
         request may be overtaken by those behind it, because it does not fit or because the policy tries them first, but
-        only so often: then it is tried first, and if it does not fit everybody waits for it.
+        only `MAX_OVERTAKES` times: then it is tried first, and if it does not fit all others wait for it.
         """
         admitted, num_left_over = list[Admitted](), 0
         self._num_remaining = self._budget = left

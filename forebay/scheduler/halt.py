@@ -92,7 +92,7 @@ def resume(scheduler: Scheduler, now: float) -> None:
 
 def forget_caches(scheduler: Scheduler, now: float) -> None:
     """Reset all pools after a halt, because the caches on the device are released. Copies on the host stay (C25)."""
-    _forget(scheduler, now, keeps=False)
+    _forget(scheduler, now, to_host=False)
     scheduler.memory.clear([], committed=scheduler.pools.steps.committed, released=True)
 
 
@@ -101,14 +101,14 @@ def keep_cached(scheduler: Scheduler, now: float) -> dict[str, Ids]:
 
     Returns the places of the kept cache, by kind. Their content must be back there before the next step.
     """
-    _forget(scheduler, now, keeps=True)
+    _forget(scheduler, now, to_host=True)
     return scheduler.memory.keep_cached()
 
 
-def _forget(scheduler: Scheduler, now: float, *, keeps: bool) -> None:
+def _forget(scheduler: Scheduler, now: float, *, to_host: bool) -> None:
     """End the retentions that are over: an idle engine plans no step that does."""
     if scheduler.queues.journal is not None:
-        scheduler.queues.journal(Forgotten(now, keeps))
+        scheduler.queues.journal(Forgotten(now, to_host))
     for retention in scheduler.memory.tiers.retentions:
         retention.expire(now)
 

@@ -1,8 +1,8 @@
 """The policy of an engine's role in the scheduler; an engine that computes whole requests needs none.
 
 On a server for prompts or for decoding a request has its other half on another engine. Its `Ticket` is open here from
-the offer until nobody touches the places any more that it named (`OpenTicket`), and whatever a request lets go of
-meanwhile waits for that. The scheduler tells its role what happens to requests; the role writes orders, takes
+the offer until the places that it named are not accessed any more (`OpenTicket`), and memory that a request releases
+meanwhile is freed then. The scheduler tells its role what happens to requests; the role writes orders, takes
 events."""
 
 from __future__ import annotations

@@ -182,8 +182,8 @@ class Planning(Entry, frozen=True, tag="plan"):
 
 
 class Planned(Entry, frozen=True, tag="planned"):
-    """The step that was decided. Columns are as bytes; `admissions` are rows with their requests; `rest` is a checksum
-    of all else but tokens. No record follows if no step was decided."""
+    """The step that was decided. Columns are as bytes; `admissions` are rows with their requests; `checksum` is
+    that of all else but tokens. No record follows if no step was decided."""
 
     step: int
     num_extends: int = 0
@@ -192,7 +192,7 @@ class Planned(Entry, frozen=True, tag="planned"):
     starts: bytes = b""
     sampled: bytes = b""
     admissions: tuple[tuple[int, int], ...] = ()
-    rest: int = 0
+    checksum: int = 0
 
     @classmethod
     def of(cls, plan: StepPlan) -> Self:
@@ -213,7 +213,7 @@ class Again(Entry, frozen=True, tag="again"):
     """As `Planned`, for a step that has the sequences of the one before and admits no request."""
 
     step: int
-    rest: int
+    checksum: int
 
 
 class Committed(Entry, frozen=True, tag="commit"):
@@ -358,10 +358,10 @@ class Resumed(Entry, frozen=True, tag="resume"):
 
 
 class Forgotten(Entry, frozen=True, tag="forget"):
-    """The caches are released. If `keeps`, as much of them as fits is in host memory."""
+    """The caches are released. If `to_host`, as much of them as fits is copied to host memory."""
 
     now: float
-    keeps: bool
+    to_host: bool
 
 
 class Reweighed(Entry, frozen=True, tag="weights"):

@@ -113,8 +113,9 @@ def check_room(
 
 
 def overdue(req: Request, config: SchedulerConfig, now: float, admits: bool = True) -> EngineError | None:
-    """Why a request that queued, ran or stood still for too long has to end; None for one that has time. How long
-    another engine may take is not known here. Where nobody is admitted, who has begun and waits does not stand still.
+    """Return the reason to end a request that queued, ran or stalled for too long; None for one that has time. How long
+    another engine may take is not known here. While no request is admitted, a started request in the queue is not
+    stalled.
     """
     error, age, still = None, now - req.arrival, now - req.last_progress
     if age > config.request_timeout_s:

@@ -29,18 +29,18 @@ class Receiving(OpenTicket):
 
 @dataclass(slots=True)
 class _Demand:
-    """Pages that the requests with memory need: to go on for a while (`soon`); for what is being transferred
+    """Pages that the requests with memory need: to continue for a while (`soon`); for what is being transferred
     (`in_transit`); and the most that one of them still needs until its end (`largest`)."""
 
     soon: int
     in_transit: int
     largest: int
 
-    def add(self, soon: int, size: int, rest: int) -> None:
-        """Count one more transfer, of `size` pages, whose request needs `rest` pages behind it until its end."""
+    def add(self, soon: int, size: int, remaining: int) -> None:
+        """Count one more transfer, of `size` pages, whose request needs `remaining` pages behind it until its end."""
         self.soon += soon
         self.in_transit += size
-        self.largest = max(self.largest, rest)
+        self.largest = max(self.largest, remaining)
 
 
 class Offers:

@@ -2,7 +2,7 @@
 
 A request is pending until decode has offered places for its prompt, which may come first and wait for it; then it runs
 as any other. Whole pages go as their steps commit; the rest, and the first token, when that is known. The request's
-memory is then let go of behind its ticket, and its end is told when all has arrived.
+memory is then released behind its ticket, and its end is reported when all has arrived.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ def draft_tokens(
     constraints: Constraints,
     pictures: Pictures | None = None,
 ) -> tuple[Ids, list[int]]:
-    """How many draft tokens each request gets, at most `most` of it, and the tokens, where they are guessed here; where
-    they are not, each gets as many as it may, but none under a grammar: what may follow a guess is asked here."""
+    """Return the number of draft tokens of each request, at most `most` of it, and the tokens if a proposer on the host
+    drafts them. Otherwise each gets as many as it may, but none under a grammar, which checks drafts on the host."""
     if proposer is None:
         wanted = most.tolist()
         return as_ids([0 if req.params.grammar else max(n, 0) for req, n in zip(reqs, wanted, strict=True)]), []

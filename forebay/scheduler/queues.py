@@ -193,7 +193,7 @@ class Queues:
 
     def join(self, account: Account, line: Line) -> None:
         """A tenant that had nothing in `line` has a request to add. It has no credit for the time before (C32): it
-        begins level with the tenant in line that has been served least. Where nobody is in line nobody has been made to
+        begins level with the tenant in line that has been served least. If no tenant is in line none has been made to
         wait, so all begin level."""
         if account not in line.of:
             level = min(line.of, key=lambda other: other.service) if line.of else None

@@ -52,7 +52,7 @@ class Recovery:
         alone if that is known. The results of steps in flight have been discarded.
 
         The culprit ends, and all other requests start over. Without one, the requests that ran become suspects. Return
-        whether there are several: smaller groups will tell more.
+        whether there are several: smaller groups isolate the culprit.
         """
         queues = self._queues
         queues.counters["recoveries"] += 1

@@ -16,8 +16,8 @@ from forebay.scheduler.memory.deferred import TransferSlots
 
 @dataclass(slots=True, eq=False)
 class OpenTicket:
-    """A ticket of `req` (None: nobody here waits for it any more), to be settled by `deadline`. `named` are the places
-    in orders so far: until it `is_open`, as a fence is, somebody may read or write them. It is `whole` once these are
+    """A ticket of `req` (None: no request waits for it any more), to be settled by `deadline`. `named` are the places
+    in orders so far: until it `is_open`, as a fence is, they may be read or written. It is `whole` once these are
     more than pages of KV."""
 
     ticket: Ticket

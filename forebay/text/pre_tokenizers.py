@@ -44,10 +44,10 @@ _HIGH: Final = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
 _LOW: Final = r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
-def _cased(ending: str, rest: str, but: str = "") -> str:
+def _cased(ending: str, others: str, but: str = "") -> str:
     """Return an expression for words that end before a capital letter, without the characters of `but`."""
     high, low, before = f"[{_HIGH}{but}]", f"[{_LOW}{but}]", r"[^\r\n\p{L}\p{N}]?"
-    return f"{before}{high}*{low}+{ending}|{before}{high}+{low}*{ending}|{rest}"
+    return f"{before}{high}*{low}+{ending}|{before}{high}+{low}*{ending}|{others}"
 
 
 _PATHS: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _LINES

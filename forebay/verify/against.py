@@ -14,7 +14,7 @@ from forebay.verify.run import Outcome, Verification
 from forebay.verify.verdict import Verdict
 
 if TYPE_CHECKING:
-    from forebay.models.beside_transformers import Beside
+    from forebay.models.transformers_model import TransformersModel
 
 TRANSFORMERS: Final = "transformers"
 # Nats by which the token that we choose may be less likely there: rounding of activations, by their type.
@@ -38,29 +38,29 @@ async def against_transformers(verification: Verification) -> Outcome:
     """
     began = time.monotonic()
     try:
-        from forebay.models.beside_transformers import Beside
+        from forebay.models.transformers_model import TransformersModel
     except ImportError:
         raise ConfigError(
             f"--against {TRANSFORMERS} needs the package of this name: pip install {TRANSFORMERS}"
         ) from None
     name = f"against {TRANSFORMERS}"
     try:
-        beside = await asyncio.to_thread(Beside, Path(verification.config.model_path))
+        model = await asyncio.to_thread(TransformersModel, Path(verification.config.model_path))
     except Exception as error:  # whatever its models raise
         return Outcome(name, Verdict.LEFT_OUT, " ".join(str(error).split())[:_MAX_REASON])
-    outcome = compared(name, beside, verification)
+    outcome = compared(name, model, verification)
     outcome.seconds = time.monotonic() - began
     return outcome
 
 
-def compared(name: str, beside: Beside, verification: Verification) -> Outcome:
+def compared(name: str, model: TransformersModel, verification: Verification) -> Outcome:
     """Return the outcome for all plain questions of a verification that has asked them alone."""
     findings, margin, apart = Findings(), 0.0, 0.0
     bound = _MARGINS.get(str(verification.config.types.dtype), _MARGIN)
     for question, answer in zip(verification.questions, verification.baseline.alone, strict=True):
         if not is_plain(question) or not question.prompt or not answer.tokens:
             continue
-        places = beside.places(question.prompt, answer.tokens, _said(answer))
+        places = model.places(question.prompt, answer.tokens, _said(answer))
         findings.num_answers += 1
         findings.num_tokens += len(places)
         margin = max(margin, *(place.margin for place in places))

@@ -1,4 +1,4 @@
-"""Every code that a client can be told: read off the places where errors are made, so that the words are those of the
+"""Every code that a client may get: read off the places where errors are made, so that the words are those of the
 server, with an ellipsis for what is known only then."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KINDS: Final[dict[str, type[ForebayError]]] = {
 _MAKERS: Final = re.compile(rf"\b({'|'.join(_KINDS)}|HttpError|_forbidden|refusal)\b")  # of errors for clients
 
 
-class Told(NamedTuple):
+class Message(NamedTuple):
     code: str
     status: int
     message: str
@@ -38,10 +38,10 @@ class Told(NamedTuple):
 
 def page() -> str:
     messages: dict[tuple[int, str], list[str]] = defaultdict(list)
-    for told in sorted(every()):
-        told_of = messages[told.status, told.code]
-        if any(map(str.isalpha, told.message)) or not told_of:  # others are put together elsewhere
-            told_of.append(told.message)
+    for message in sorted(every()):
+        texts = messages[message.status, message.code]
+        if any(map(str.isalpha, message.message)) or not texts:  # others are put together elsewhere
+            texts.append(message.message)
     rows = [
         (code(name), "<br>".join(_shown(text) for text in texts), str(status))
         for (status, name), texts in sorted(messages.items())
@@ -54,7 +54,7 @@ def _shown(text: str) -> str:
 
 
 @cache
-def every() -> frozenset[Told]:
+def every() -> frozenset[Message]:
     return frozenset(_read())
 
 
@@ -73,14 +73,14 @@ def sources(wanted: Callable[[Path, str], object] = lambda path, text: True) -> 
             gc.enable()
 
 
-def _read() -> Iterator[Told]:
+def _read() -> Iterator[Message]:
     for tree in sources(lambda path, text: path.parts[0] in _PLACES and _MAKERS.search(text)).values():
         constants = _assigned(tree)
         for function in ast.walk(tree):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 known = constants | _assigned(function)
                 calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
-                yield from (told for call in calls if (told := _told(call, known)) is not None)
+                yield from (message for call in calls if (message := _message_of(call, known)) is not None)
 
 
 def _assigned(tree: ast.AST) -> dict[str, ast.expr]:
@@ -94,7 +94,7 @@ def _assigned(tree: ast.AST) -> dict[str, ast.expr]:
     }
 
 
-def _told(call: ast.Call, known: dict[str, ast.expr]) -> Told | None:
+def _message_of(call: ast.Call, known: dict[str, ast.expr]) -> Message | None:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     named = {word.arg: word.value for word in call.keywords}
     if name in _KINDS and call.args:
@@ -109,9 +109,9 @@ def _told(call: ast.Call, known: dict[str, ast.expr]) -> Told | None:
     return None
 
 
-def _entry(written: str, status: int, message: ast.expr, known: dict[str, ast.expr]) -> Told | None:
+def _entry(written: str, status: int, message: ast.expr, known: dict[str, ast.expr]) -> Message | None:
     text = _text(message, known)
-    return Told(written, status, text) if written.isidentifier() else None
+    return Message(written, status, text) if written.isidentifier() else None
 
 
 def _text(node: Any, known: dict[str, ast.expr], depth: int = 3) -> str:

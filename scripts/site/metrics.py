@@ -62,10 +62,10 @@ def _table(rendered: bytes, metrics: object) -> str:
     """Counters that nothing has counted are not rendered with their labels: `metrics` has them as attributes."""
     labels = {f"{kept._name}_total": set(kept._labelnames) for kept in vars(metrics).values() if _counts(kept)}
     labels = defaultdict(set, labels)
-    told, rows = rendered.decode(), []
-    for name, labelled in re.findall(r"^(forebay:\w+)\{(.*?)\} ", told, re.MULTILINE):
+    text, rows = rendered.decode(), []
+    for name, labelled in re.findall(r"^(forebay:\w+)\{(.*?)\} ", text, re.MULTILINE):
         labels[re.sub("_(bucket|count|sum)$", "", name)] |= set(re.findall(r'(\w+)="', labelled)) - {"le"}
-    for name, about, kind in re.findall(r"^# HELP (\S+) (.*)\n# TYPE \S+ (\w+)$", told, re.MULTILINE):
+    for name, about, kind in re.findall(r"^# HELP (\S+) (.*)\n# TYPE \S+ (\w+)$", text, re.MULTILINE):
         if not name.endswith("_created"):
             rows.append((code(name), f"{about}.", kind, codes(sorted(labels[name]))))
     return table(("name", "what it says", "kind", "labels"), sorted(rows))

@@ -12,7 +12,7 @@ from forebay.server.app import ROUTES, described
 from forebay.server.openapi.descriptions import FIELDS, OF
 from scripts.site import api, errors, flags, metrics
 from scripts.site.drawings import DRAWINGS, FIGURES
-from scripts.site.errors import Told
+from scripts.site.errors import Message
 from scripts.site.pages import written
 from tests.server.conftest import Running
 
@@ -65,7 +65,7 @@ def test_every_code_of_an_error_stands_in_the_list() -> None:
 
 def test_an_error_is_read_with_its_status_and_its_words() -> None:
     words = "the model … is not served here; … is"
-    assert Told("model_not_found", 404, words) in errors.every()
+    assert Message("model_not_found", 404, words) in errors.every()
 
 
 def test_every_series_of_a_server_stands_in_the_list(shared: Running) -> None:

@@ -116,14 +116,14 @@ PICTURES: Final = (
     Mutant(
         "C32 the tenant that holds the most encodings loses one first",
         "memory/encodings.py",
-        "            tenant, rest = next(turns)\n",
-        "            tenant, rest = next(iter(self._of)), 0\n",
+        "            tenant, target = next(turns)\n",
+        "            tenant, target = next(iter(self._of)), 0\n",
         "memory/test_encodings.py::test_c32_tenant_that_floods_the_encodings_evicts_its_own",
     ),
     Mutant(
         "C32 a tenant loses no more encodings than make it equal to the next",
         "memory/encodings.py",
-        " or self.shares.held[tenant] <= rest:",
+        " or self.shares.held[tenant] <= target:",
         ":",
         "memory/test_encodings.py::test_c32_tenant_loses_encodings_only_while_it_holds_the_most_of_those_that_could_lose",
     ),

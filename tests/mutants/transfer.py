@@ -259,7 +259,7 @@ TRANSFER = (
     Mutant(
         "C22 a connection that ends lets go of the places that it sent from",
         "transfer/session/data_thread.py",
-        "            _close(writer, self._selector)\n            self._let_go(box)\n",
+        "            _close(writer, self._selector)\n            self._forget_chunk(box)\n",
         "            _close(writer, self._selector)\n",
         "transfer/test_sessions.py::test_c22_places_that_a_connection_sends_from_are_held_until_it_has_ended",
     ),

@@ -62,7 +62,7 @@ def test_answer_differs_from_the_first_token_below_the_margin_of_its_type(
 
 
 async def test_without_transformers_it_says_what_to_install(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "forebay.models.beside_transformers", None)
+    monkeypatch.setitem(sys.modules, "forebay.models.transformers_model", None)
     verification = Verification({"model_path": str(small_model)}, num=2, max_tokens=8, seed=0)
     with pytest.raises(ConfigError, match="pip install transformers"):
         await against_transformers(verification)

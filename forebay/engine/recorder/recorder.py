@@ -134,7 +134,7 @@ def decode_all(data: Sequence[bytes]) -> list[Record]:
     for each in data:
         record = decoder.decode(each)
         if isinstance(record, Again):
-            record = msgspec.structs.replace(last, step=record.step, rest=record.rest)
+            record = msgspec.structs.replace(last, step=record.step, checksum=record.checksum)
         if isinstance(record, Planned):
             last = msgspec.structs.replace(record, admissions=())
         records.append(record)

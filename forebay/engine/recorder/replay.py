@@ -311,7 +311,7 @@ class Replay:
             case Resumed():
                 resume(scheduler, record.now)
             case Forgotten():
-                (keep_cached if record.keeps else forget_caches)(scheduler, record.now)
+                (keep_cached if record.to_host else forget_caches)(scheduler, record.now)
             case Reweighed():
                 weights_changed(scheduler, record.version)
 
@@ -398,7 +398,7 @@ def lines(planned: Planned | None) -> list[str]:
     q_lens = np.frombuffer(planned.q_lens, dtype=np.int64).tolist()
     starts = np.frombuffer(planned.starts, dtype=np.int64).tolist()
     begins = dict(planned.admissions)
-    found = [f"step {planned.step}: {len(rows)} sequences, {sum(q_lens)} tokens, other work {planned.rest:08x}"]
+    found = [f"step {planned.step}: {len(rows)} sequences, {sum(q_lens)} tokens, other work {planned.checksum:08x}"]
     for i, (row, q_len) in enumerate(zip(rows, q_lens, strict=True)):
         what = f"prompt tokens {starts[i]} to {starts[i] + q_len}" if i < planned.num_extends else f"decodes {q_len}"
         found.append(f"  row {row}: {what}" + (f", request {begins[row]} begins" if row in begins else ""))

@@ -158,7 +158,7 @@ class Sender:
         if chunk is None:
             return False
         self._report(Wrote(session, chunk))
-        self._let_go(box)
+        self._forget_chunk(box)
         return True
 
     def end_what_is_over(self) -> None:
@@ -172,10 +172,10 @@ class Sender:
         except Exception as error:
             log.info(event("transfer_connection_ended", why=repr(error)))
         box.writer.close()
-        self._let_go(box)
+        self._forget_chunk(box)
         return True
 
-    def _let_go(self, box: Outbox) -> None:
+    def _forget_chunk(self, box: Outbox) -> None:
         """Forget the chunk under way, whose writer touches no places any more."""
         nonce, box.current = box.current, None
         if nonce is not None and box.writer.is_lost:
@@ -214,7 +214,7 @@ class Sender:
             self.ending.append(box)
         else:
             _close(writer, self._selector)
-            self._let_go(box)
+            self._forget_chunk(box)
 
 
 class Receiver:

@@ -58,7 +58,7 @@ class Residents(
 
     A request whose prompt is computed takes copies for its pages, those of its prefix hit included, and frees them when
     it begins to decode. It alone holds a copy that it took: another request with the same page reads the copy as long
-    as it exists. The plan tells the device each change of the map, removals too.
+    as it exists. The plan has each change of the map, removals too.
     """
 
     name: ClassVar[str] = RESIDENT

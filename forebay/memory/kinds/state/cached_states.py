@@ -1,6 +1,6 @@
 """The recurrent states that the prefix cache keeps, and which of them goes first (C18).
 
-A state costs the same whatever the length of its prefix, so what counts is whether anybody will come back to it. The
+A state costs the same whatever the length of its prefix, so its value is the chance that a request resumes at it. The
 tenant that attached it is charged for it, and the one that holds the most for its weight loses the next (C32): first of
 its states those that a later one on the same unbranched path shadows; then the ends of paths, the longest unused first;
 and last the branching points, unless they are most of what it has.
@@ -137,8 +137,8 @@ class CachedStates(CachedPart, AttachedKind, ResumedKind, CheckedKind):
 
     def _victims(self) -> Iterator[Node]:
         """Where the next state to evict is, each time; the caller evicts it."""
-        for tenant, rest in self.shares.turns():
-            while self.shares.held[tenant] > rest and (node := self._next_of(tenant)):
+        for tenant, target in self.shares.turns():
+            while self.shares.held[tenant] > target and (node := self._next_of(tenant)):
                 yield node
 
     def _next_of(self, tenant: str) -> Node | None:
@@ -280,7 +280,7 @@ class RetainedStates(RetainedKind):
 
 
 class StateTier(TieredKind):
-    """States in the tiers of the prefix cache: they are copied to the ends of nodes where there is one."""
+    """States in the tiers of the prefix cache: a node's end that has one gets a copy."""
 
     name: ClassVar[str] = STATE
     at_ends: ClassVar[bool] = True

@@ -147,18 +147,18 @@ class CachedWindows(CachedPart, AttachedKind, ResumedKind, ReplacedKind, Checked
 
     def _evict_unretained(self, most: int) -> int:
         missing = most
-        for tenant, rest in self.shares.turns() if missing > 0 else ():
-            missing -= self._evict_of(tenant, rest, missing)
+        for tenant, target in self.shares.turns() if missing > 0 else ():
+            missing -= self._evict_of(tenant, target, missing)
             if missing <= 0:
                 break
         return most - missing
 
-    def _evict_of(self, tenant: str, rest: int, most: int) -> int:
-        """Free up to `most` windows of a tenant, node by node until it has no more than `rest`, and return their
+    def _evict_of(self, tenant: str, target: int, most: int) -> int:
+        """Free up to `most` windows of a tenant, node by node until it has no more than `target`, and return their
         number. The first pages of a node go first: a request that resumes at its end reads only the last ones."""
         nodes, missing, emptied = self._nodes[tenant], most, []
         for node in nodes:
-            if missing <= 0 or self.shares.held[tenant] <= rest:
+            if missing <= 0 or self.shares.held[tenant] <= target:
                 break
             missing -= self._evict_from_node(node, missing)
             if not self.map.is_there(node.pages).any():
@@ -199,8 +199,8 @@ class CachedWindows(CachedPart, AttachedKind, ResumedKind, ReplacedKind, Checked
     def replaced(self, nodes: Sequence[Node], cached: Ids, own: Ids, owner: int) -> Ids:
         """The cache takes over the windows that it had lost, those that begin before its own, and those that do as well
         as its own that no request reads. What it had instead is freed at once if no request reads it, so that the
-        request goes on reading no more windows than it was promised; else it is the request's to let go of: no step in
-        flight may read it then."""
+        request continues to read no more windows than it was promised; else the request frees it: no step in flight
+        may read it then."""
         there, idle = self.map.is_there(cached), self.map.locks[cached] == 0
         later = self.map.begins[own] - self.map.begins[cached]
         better = self.map.is_there(own) & (~there | (later < 0) | ((later == 0) & idle))

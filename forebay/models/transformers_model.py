@@ -23,7 +23,7 @@ class Place(NamedTuple):
     apart: float
 
 
-class Beside:
+class TransformersModel:
     """The model at `path`, computed by transformers in float32. Raises OSError and ValueError for one that it does not
     read."""
 
