@@ -6,6 +6,7 @@ Records hold numbers, and the tokens of requests. They hold no text and no other
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Final, Self
@@ -94,8 +95,8 @@ class Shown(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return cls(picture.digest, picture.grid, picture.sizes, picture.runs)
 
     def picture(self) -> Picture:
-        """Return a picture of as many pixels, all of them black."""
-        pixels = bytes(num_pixel_bytes(self.sizes))
+        """Return a picture of as many pixels, which are random numbers of its digest."""
+        pixels = hashlib.shake_128(self.digest).digest(num_pixel_bytes(self.sizes))
         return Picture(digest=self.digest, grid=self.grid, sizes=self.sizes, pixels=pixels, runs=self.runs)
 
 

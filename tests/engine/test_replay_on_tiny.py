@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,10 +13,11 @@ import pytest
 
 from forebay.base.errors import ConfigError
 from forebay.cli import replay as command
-from forebay.config.engine_config import SchedulerConfig, StateStrategy
+from forebay.config.engine_config import SchedulerConfig, SpeculativeAlgorithm, StateStrategy
 from forebay.engine.recorder import file, tiny
 from forebay.engine.recorder.file import Header
 from forebay.engine.recorder.recorder import Recorder, decode_all, origin_of
+from forebay.memory import pictures
 from forebay.memory.kinds.state.hybrid_rows import MambaPool
 from forebay.memory.kinds.window.cached_windows import CachedWindows
 from forebay.memory.kinds.window.windows import Windows
@@ -25,13 +26,17 @@ from forebay.memory.slots import Ids
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepResult
-from forebay.scheduler.journal import Origin, Record
+from forebay.scheduler.journal import Added, Committed, Origin, Record
+from forebay.scheduler.proposer import Proposer
 from forebay.scheduler.scheduler import Scheduler
 from tests.engine.test_recordings import recorded_scheduler, with_pictures_and_adapters
 from tests.kinds_of import kind_config
+from tests.pictures import TOKENS, picture, picture_config, with_placeholders
 from tests.simulation.rig import config
+from tests.simulation.workload import speculating
 
 VOCABULARY = 60_000  # of the recorded model
+PICTURES = [picture(seed, 0) for seed in (1, 2)]
 CONFIGS: dict[str, Callable[[], SchedulerConfig]] = {
     "llama": config,
     "gpt_oss": lambda: config(max_running_requests=2, kinds=kind_config(num_window_pages=14, window=6)),  # the least
@@ -42,9 +47,22 @@ CONFIGS: dict[str, Callable[[], SchedulerConfig]] = {
 }
 
 
-def recorded(settings: SchedulerConfig, seed: int, num_requests: int = 10) -> tuple[Origin, list[Record]]:
-    """Record an engine whose requests have prefixes of earlier prompts, and whose tokens are random."""
-    rng, scheduler, data = Random(seed), Scheduler(settings), list[bytes]()
+class Drafts(Proposer):
+    """Drafts random tokens, up to as many as may be."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def propose(self, req: Request, most: int) -> Sequence[int]:
+        return [self._rng.randrange(VOCABULARY) for _ in range(self._rng.randint(0, most))]
+
+
+def recorded(
+    settings: SchedulerConfig, seed: int, num_requests: int = 10, width: int = 1, proposer: Proposer | None = None
+) -> tuple[Origin, list[Record]]:
+    """Record an engine whose requests have prefixes of earlier prompts, and whose tokens are random, as is the number
+    of drafts that are accepted. Every third request has a picture, one of two, if the engine takes some."""
+    rng, scheduler, data = Random(seed), Scheduler(settings, proposer), list[bytes]()
     origin = origin_of(scheduler)
     scheduler.queues.journal = Recorder(lambda record, before=None: data.extend(filter(None, (before, record))))
     prompts, flights, now, left = [[0] * 9], list[Any](), 0.0, num_requests
@@ -54,14 +72,17 @@ def recorded(settings: SchedulerConfig, seed: int, num_requests: int = 10) -> tu
             begin = rng.choice(prompts)[: rng.randrange(40)]
             prompts.append([*begin, *(rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 20)))][:60])
             params = SamplingParams(max_tokens=rng.randrange(1, 12), ignore_eos=True)
-            scheduler.add(Request(1000 + left, prompts[-1], params), now)
+            shown = [PICTURES[left % 2]] if settings.pictures and left % 3 == 0 and len(prompts[-1]) > TOKENS else []
+            scheduler.add(Request(1000 + left, with_placeholders(prompts[-1], shown), params), now, shown)
             left -= 1
-        plan = scheduler.plan(now)
+        plan = scheduler.plan(now, width)
         flights += [] if plan is None else [plan]
         if flights and (plan is None or len(flights) > settings.overlap_depth):
             done = flights.pop(0)
-            tokens = [rng.randrange(VOCABULARY) for _ in range(int(done.sample_mask.sum()))]
-            scheduler.commit(done, StepResult(token_ids=tokens), now)
+            counts = done.q_lens if done.width > 1 else np.ones(int(done.sample_mask.sum()), dtype=np.int64)
+            num_new = [rng.randint(1, count) for count in counts.tolist()]
+            tokens = [rng.randrange(VOCABULARY) for _ in range(sum(num_new))]
+            scheduler.commit(done, StepResult(token_ids=tokens, num_new=num_new if done.width > 1 else None), now)
             scheduler.take_updates()
     scheduler.expire(now)  # the last plan is appended with it
     return origin, decode_all(data)
@@ -131,11 +152,52 @@ def test_replay_on_tiny_poisons_what_is_free(
     assert filled == expected
 
 
-def test_replay_on_tiny_ends_at_a_picture() -> None:
-    scheduler, buffer = with_pictures_and_adapters()
-    records = decode_all(buffer.content().records)
-    executed = tiny.run_on_tiny(origin_of(scheduler), records, "llama")
-    assert "a step has a picture" in executed.outcome.ended
+DRAFTS: dict[str, tuple[str, Proposer | None]] = {
+    "drafts of the host": ("llama", Drafts(Random(1))),
+    "drafts of the device, states": ("falcon_h1", None),
+    "drafts of the host, windows": ("gpt_oss", Drafts(Random(2))),
+    "drafts of the device, tracked states": ("qwen3_next", None),
+}
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("drafts", DRAFTS)
+def test_replay_on_tiny_drafts_are_accepted_as_recorded_and_change_no_token(drafts: str) -> None:
+    """C16: of a draft that is rejected, a wrong token is computed as well, which must change nothing."""
+    like, proposer = DRAFTS[drafts]
+    settings = speculating(CONFIGS[like](), SpeculativeAlgorithm.NGRAM, width=3)
+    origin, records = recorded(settings, seed=0, width=3, proposer=proposer)
+    wide = [record.num_new for record in records if isinstance(record, Committed) and record.num_new]
+    assert {1, 2, 3} <= {count for counts in wide for count in counts}
+    executed = tiny.run_on_tiny(origin, records, like)
+    assert executed.fault is None
+    assert (executed.error, executed.outcome.difference, executed.outcome.ended) == ("", None, "")
+    assert executed.num_compared > 30
+
+
+def test_replay_on_tiny_fault_of_memory_is_shown_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MambaPool, "clear_state", lambda pool, slot, draft: None)
+    settings = speculating(CONFIGS["falcon_h1"](), SpeculativeAlgorithm.NGRAM, width=3)
+    assert tiny.run_on_tiny(*recorded(settings, seed=0, width=3), "falcon_h1").fault is not None
+
+
+@pytest.mark.parametrize(("like", "mrope"), [("llama", False), ("qwen2_5_vl", True)])
+def test_replay_on_tiny_pictures_are_those_of_each_request_alone(like: str, mrope: bool) -> None:
+    settings = config(pictures=picture_config(vocab_size=1 << 16, mrope=mrope))
+    origin, records = recorded(settings, seed=0)
+    assert len({shown.digest for each in records if isinstance(each, Added) for shown in each.pictures}) == 2
+    executed = tiny.run_on_tiny(origin, records, like)
+    assert executed.fault is None
+    assert (executed.error, executed.outcome.difference, executed.outcome.ended) == ("", None, "")
+    assert executed.num_compared > 30
+
+
+def test_replay_on_tiny_encoding_of_another_picture_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C34: without the digest in the key, two pictures of one size are one."""
+    monkeypatch.setattr(pictures, "_key", lambda namespace, shown: (namespace, b"", shown.grid, shown.sizes))
+    executed = tiny.run_on_tiny(*recorded(config(pictures=picture_config(vocab_size=1 << 16)), seed=0), "llama")
+    assert executed.outcome.difference is None
+    assert executed.fault is not None
 
 
 def test_replay_on_tiny_executes_requests_with_adapters_without_them() -> None:

@@ -11,6 +11,20 @@ _OVERWRITTEN = "test_recordings_ring_that_was_overwritten_is_replayed_from_an_id
 
 FLIGHTS = (
     Mutant(
+        "C16 on a small model a draft that was rejected is rejected again",
+        "engine/recorder/tiny.py",
+        "(self.tokens[end - 1] + 1) % _VOCAB",
+        "self.tokens[end - 1]",
+        "engine/test_replay_on_tiny.py::test_replay_on_tiny_drafts_are_accepted_as_recorded_and_change_no_token",
+    ),
+    Mutant(
+        "C34 on a small model each picture has pixels of its own",
+        "scheduler/journal.py",
+        "hashlib.shake_128(self.digest)",
+        'hashlib.shake_128(b"")',
+        "engine/test_replay_on_tiny.py::test_replay_on_tiny_encoding_of_another_picture_is_shown",
+    ),
+    Mutant(
         "C19 an abort is recorded",
         "scheduler/scheduler.py",
         "            self.queues.journal(Aborted(request_id))\n",
