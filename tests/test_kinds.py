@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from forebay.memory.kinds.kind import PROTOCOLS, Kind, Kinds
-from tests.imports import syntax
+from tests.imports import syntax, walk
 
 PACKAGE = Path(__file__).parent.parent / "forebay"
 ELSEWHERE = ("ops", "models", "families", "layers", "formats")
@@ -57,7 +57,7 @@ def words(name: str) -> set[str]:
 
 def names(tree: ast.AST) -> Iterator[str]:
     """Every identifier in it, those that it defines and imports among them."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
                 yield name
@@ -76,7 +76,7 @@ def kinds(tree: ast.AST) -> set[str]:
 
 def branches(tree: ast.AST) -> Iterator[ast.AST]:
     """What is decided, and asserted, by asking for a kind."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         match node:
             case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test) | ast.Assert(test=test):
                 questions = [test]

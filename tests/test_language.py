@@ -20,7 +20,7 @@ from typing import NamedTuple
 import pytest
 
 from scripts.subjects import wrong
-from tests.imports import nodes_of, syntax
+from tests.imports import nodes_of, syntax, walk
 
 PACKAGE = Path(__file__).parent.parent / "forebay"
 MOST_WORDS = 30
@@ -97,7 +97,7 @@ class Bases:
         self._classes: dict[str, ast.ClassDef] = {}
         for path, tree in trees.items():
             self._classes |= {f"{path}:{each.name}": each for each in tree.body if isinstance(each, ast.ClassDef)}
-            for node in ast.walk(tree):
+            for node in walk(tree):
                 if isinstance(node, ast.ImportFrom) and node.module:
                     file = node.module.removeprefix("forebay.").replace(".", "/") + ".py"
                     self._imported |= {

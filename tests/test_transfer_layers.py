@@ -7,6 +7,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.imports import walk
+
 FOLDER = Path(__file__).parent.parent / "forebay" / "transfer"
 PREFIX = "forebay.transfer."
 MOST_ARROWS = 34  # may only shrink; without those of transports, each of which is one file that may come and go
@@ -28,7 +30,7 @@ def trees() -> dict[str, ast.Module]:
 def imports(tree: ast.Module, modules: set[str]) -> set[str]:
     """Return the modules of the folder that a file imports, imports inside functions included."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PREFIX.rstrip(".")):
             package = (node.module or "").removeprefix(PREFIX.rstrip(".")).removeprefix(".")
             for alias in node.names:
@@ -45,7 +47,7 @@ def arrows() -> set[tuple[str, str]]:
 
 
 def classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return (node for node in walk(tree) if isinstance(node, ast.ClassDef))
 
 
 def num_methods(node: ast.ClassDef) -> int:

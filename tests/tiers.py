@@ -6,6 +6,7 @@
   they ever do. A kernel has a variant for each instruction set, type and shape.
 - Gates, tests with `@pytest.mark.whole` and those that a mutant names run each case, or those pairs.
 - Of a test with `@pytest.mark.quick(8)`: at most eight.
+- Of a test of hypothesis: 40 % of its examples, by default or by `examples`.
 - Of each test of a file with `pytestmark = pytest.mark.quick(8)`: at most eight, and those pairs if they are fewer.
 
 A case that a mutant names is among them in any event.
@@ -23,11 +24,13 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Final
 
 import pytest
+from hypothesis import settings
 
 from tests.mutants import MUTANTS
 from tests.pairs import most_pairs
 
 SHORT_TIER: Final = "not slow"  # of the option -m
+SHORT_PERCENT: Final = 40  # of the examples of hypothesis, of which the long tier has 100 unless a test says otherwise
 MOST: Final = 4  # cases of a test that says nothing else
 MOST_OF_COVERED: Final = 12
 COVERED: Final = "tests/memory/", "tests/requests/", "tests/scheduler/"
@@ -48,6 +51,11 @@ def sample(names: Sequence[str], most: int) -> set[str]:
     one at most.
     """
     return {*sorted(names, key=_digest)[:most]}
+
+
+def examples(most: int) -> int:
+    """Return how many examples a test has in this tier that has `most` in the long one."""
+    return most * settings().max_examples // 100
 
 
 def thin(metafunc: pytest.Metafunc, *, has_gpu: bool) -> None:

@@ -199,6 +199,7 @@ async def test_whole_answers_are_valid_by_schemas_of_every_kind(server: Running,
     assert num_whole > len(asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
 async def test_a_stream_goes_on_beside_bombs(server: Running, stride: int) -> None:
     """Each is refused, or does no harm."""

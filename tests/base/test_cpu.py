@@ -93,7 +93,7 @@ print(subprocess.run([sys.executable, "-c", script], env=environment(), capture_
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.skipif(not this_cpu().variants, reason="no native ops on this machine")
 def test_environment_of_children_passes_the_simulated_cpu_to_kernels_and_torch() -> None:
     """Through two processes: a fleet starts servers, and they start engines."""

@@ -68,6 +68,7 @@ def test_what_alone_gives_the_worse_figure_is_the_bound() -> None:
     assert bound(WORK, row, row.load, replace(both, products=1.0)) == "fma"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not this_cpu().variants, reason="no native ops on this machine")
 def test_a_machine_reads_and_multiplies() -> None:
     peaks = measure_peaks(this_cpu().variants[0], 1 << 20)

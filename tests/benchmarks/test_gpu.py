@@ -120,6 +120,7 @@ def test_gpu_loading_prints_the_bytes_of_the_model_and_its_goal(capsys: pytest.C
     assert "gpu_loading" in gpu.SECTIONS["loading"].command[-1]
 
 
+@pytest.mark.slow
 def test_gpu_kernels_fill_their_table_in_the_interpreter(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

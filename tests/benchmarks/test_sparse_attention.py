@@ -10,6 +10,7 @@ from benchmarks import sparse_attention
 from forebay.base.cpu import this_cpu
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not this_cpu().variants, reason="no native ops on this machine")
 def test_a_tiny_run_has_a_row_for_each_context(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(sys, "argv", ["sparse_attention.py", "--tiny"])

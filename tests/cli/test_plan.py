@@ -169,7 +169,7 @@ def test_every_kind_of_layer_has_words(spec: CacheSpec, words: str) -> None:
     assert str(spec) == words
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("shape", "num_parameters", "kv_bytes", "window_bytes", "state_bytes"),
     [

@@ -48,7 +48,7 @@ def test_gpt_oss_takes_what_its_files_take(tmp_path: Path) -> None:
     assert planned(tmp_path, plain) > 35 * 2**30
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("form", _BITS)
 @pytest.mark.parametrize("fields", [LLAMA_3_8B, QWEN3_30B_A3B], ids=lambda fields: fields["model_type"])
 def test_linear_layers_and_experts_take_what_files_of_a_format_take(

@@ -20,6 +20,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configuration_has_the_published_number_of_parameters(name: str) -> None:
     fields, billions = PUBLISHED[name]

@@ -48,7 +48,7 @@ def test_quantize_writes_a_folder_with_the_tokens_of_the_original_quantized(
     assert {path.name for path in out.iterdir()} == {path.name for path in model.iterdir()}
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -84,6 +84,7 @@ class _Usage(NamedTuple):
     free: int
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("when", ["before", "while it is written"])
 def test_quantize_disk_without_room_is_one_line_and_leaves_nothing(
     when: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -21,6 +21,7 @@ def run(words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["sh", "-c", f"{FOREBAY} {words}"], capture_output=True, text=True, timeout=HANGS_S)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "code"),
     [

@@ -16,7 +16,7 @@ GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 CHAT = [{"role": "user", "content": "Say what a forebay is, in a few words, and name one that you know."}]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_a_made_model_answers_twice_alike(model_type: str, tmp_path: Path, embedded_model: Path) -> None:

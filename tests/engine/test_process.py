@@ -154,6 +154,7 @@ def test_starting_an_engine_needs_no_import_that_takes_time() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("step", "reach"), PHASES.values(), ids=PHASES.keys())
 def test_a_killed_engine_fails_every_stream_and_leaves_nothing_behind(
     step: float, reach: Callable[[AsyncEngine], Awaitable[list[Stream]]]
@@ -301,7 +302,7 @@ def test_closing_during_a_long_step_or_a_load_does_not_wait_for_it() -> None:
     asyncio.run(scene())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_starts_and_ends_leave_no_descriptor_and_no_process() -> None:
     async def cycle(kill: bool) -> int:
         engine = await started(ready=not kill)
@@ -336,6 +337,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("point", "code"), FAULTS.items())
 def test_a_fault_at_any_point_ends_every_request_typed_and_wedges_nothing(
     point: str, code: str | None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -29,6 +29,7 @@ def gguf(path: Path, **extra: Any) -> Path:
     return write_gguf(path, llama_metadata(), llama_tensors("Q8_0"), type_name="Q8_0", extra={**TOKENIZER, **extra})
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_inspect_and_plan_refuse_what_a_server_refuses(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -78,7 +78,7 @@ def poison(core: EngineCore) -> None:
             region.memory[:size] = b"\xa7" * size
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", by_tier(ONE_OF_EACH))
 def test_c25_tokens_are_the_same_after_a_sleep_of_any_tags_and_those_of_new_weights_after_an_update(
     case: str, tmp_path: Path
@@ -174,7 +174,7 @@ def weights_in(core: EngineCore) -> list[str]:
     return [hashlib.sha256(region.memory).hexdigest() for region in regions]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "FROZEN_KV_MTP"])
 def test_draft_model_sleeps_wakes_and_updates_with_the_model(algorithm: str, tmp_path: Path) -> None:
     target = shared_tiny("gemma4_text" if algorithm == "FROZEN_KV_MTP" else "llama").path

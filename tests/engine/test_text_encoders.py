@@ -175,6 +175,7 @@ def test_tokens_have_the_weights_and_the_vectors_of_the_layers_behind_them(tmp_p
             llm._engine.pool(outputs[:1], SamplingParams.of_pooling(Pooling(PoolingKind.ALL, (), True, (0, 22))), False)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("layer", "why"), [(torch.nn.Linear(47, 1), "47 inputs"), (torch.nn.Linear(48, 2), "one weight"), (None, "bias")]
 )

@@ -82,7 +82,7 @@ def only_file(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("quantization", ["int4", "int8"])
 @pytest.mark.parametrize("case", SIZES)
 def test_second_start_maps_the_file_and_gives_the_same_tokens(
@@ -117,7 +117,7 @@ def test_start_of_a_copy_elsewhere_maps_the_same_file(
     assert start(copy)[1].startswith("mapped ")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "flags",
     [{"quantization": "int8"}, {"dtype": "bfloat16"}, {"activation_bits": 8}],
@@ -181,7 +181,7 @@ def writable(path: Path) -> None:
     path.chmod(0o666)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("change", [truncate, empty, foreign, damage_header, writable])
 def test_start_with_an_unusable_file_logs_one_line_and_writes_it_again(
     change: Callable[[Path], None], models: Callable[[str], Path], folder: Path, caplog: pytest.LogCaptureFixture
@@ -257,7 +257,7 @@ def test_start_verify_weights_cache_finds_damaged_contents(
     assert tokens_of(core, PROMPTS) == right
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("wrong", ["fewer", "more", "sizes", "headers"])
 def test_start_with_a_file_of_other_pieces_computes_the_weights(
     wrong: str, models: Callable[[str], Path], folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("first_ends", ["with a file", "killed"])
 def test_two_starts_with_an_empty_cache_compute_once(first_ends: str, model: Path, tmp_path: Path) -> None:

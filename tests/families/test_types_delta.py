@@ -9,7 +9,7 @@ from transformers import AutoConfig
 
 from forebay import models
 from forebay.base.errors import ModelError
-from tests.families.given import GIVEN
+from tests.families.given import GIVEN, IN_PARTS, tried
 
 LINEAR, FULL = "linear_attention", "full_attention"
 
@@ -194,12 +194,12 @@ HOSTILE = [None, True, -1, 0, 3, 2**70, 1.5, float("nan"), "x", [], [[]], {}, {"
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("model_type", TYPES)
-def test_any_value_in_any_field_is_refused_or_gives_a_model(model_type, read):
+@IN_PARTS
+def test_any_value_in_any_field_is_refused_or_gives_a_model(model_type, read, part):
     fields = AutoConfig.for_model(model_type, **{**GIVEN, **FEW_EXPERTS}).to_dict()
-    for name in fields.keys() - {"model_type"}:
-        for value in HOSTILE:
-            try:
-                config = read(**{**fields, name: value})
-            except ModelError:
-                continue
-            assert len(models.describe(config).blocks) == config.num_layers
+    for name, value in tried(fields.keys() - {"model_type"}, HOSTILE, part):
+        try:
+            config = read(**{**fields, name: value})
+        except ModelError:
+            continue
+        assert len(models.describe(config).blocks) == config.num_layers

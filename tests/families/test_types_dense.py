@@ -12,7 +12,7 @@ from forebay.base.errors import ModelError
 from forebay.families.config.model_config import config_of
 from forebay.families.exaone_moe.config import FAMILY as EXAONE_MOE
 from tests.cli.public_decoders import PUBLISHED
-from tests.families.given import GIVEN, HOSTILE
+from tests.families.given import GIVEN, HOSTILE, IN_PARTS, tried
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -243,13 +243,13 @@ OTHER_NAMES = (
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("model_type", TYPES)
-def test_any_value_in_any_field_is_refused_or_gives_a_configuration(model_type, read):
+@IN_PARTS
+def test_any_value_in_any_field_is_refused_or_gives_a_configuration(model_type, read, part):
     their_fields = AutoConfig.for_model(model_type, **GIVEN).to_dict()
     assert read(model_type).num_layers == 8
-    for name in {*their_fields, *OTHER_NAMES} - {"model_type"}:
-        for value in HOSTILE:
-            try:
-                config = read(model_type, **{name: value})
-            except ModelError:
-                continue
-            assert len(config.layer_types) == config.num_layers > 0
+    for name, value in tried({*their_fields, *OTHER_NAMES} - {"model_type"}, HOSTILE, part):
+        try:
+            config = read(model_type, **{name: value})
+        except ModelError:
+            continue
+        assert len(config.layer_types) == config.num_layers > 0

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from forebay.base.errors import ModelError
 from forebay.families.config.model_config import ModelConfig, config_of
 from tests.cli.public_norms import MIMO_V2_FLASH, PUBLISHED
-from tests.families.given import GIVEN, HOSTILE
+from tests.families.given import GIVEN, HOSTILE, IN_PARTS, tried
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -198,13 +198,13 @@ OLD |= {"moe_layer_freq", "sliding_window_size", "swa_rope_theta", "partial_rota
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("model_type", TYPES)
-def test_any_value_in_any_field_is_refused_or_gives_a_configuration(model_type: str, read: Read) -> None:
+@IN_PARTS
+def test_any_value_in_any_field_is_refused_or_gives_a_configuration(model_type: str, read: Read, part) -> None:
     their_fields = AutoConfig.for_model(model_type, **GIVEN, **NEEDED[model_type]).to_dict()
     assert read(model_type).num_layers == 8
-    for name in {*their_fields, *OLD} - {"model_type"}:
-        for value in HOSTILE:
-            try:
-                config = read(model_type, **{name: value})
-            except ModelError:
-                continue
-            assert len(config.layer_types) == config.num_layers > 0
+    for name, value in tried({*their_fields, *OLD} - {"model_type"}, HOSTILE, part):
+        try:
+            config = read(model_type, **{name: value})
+        except ModelError:
+            continue
+        assert len(config.layer_types) == config.num_layers > 0

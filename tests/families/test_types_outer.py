@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig
 
 from forebay.base.errors import ModelError
-from tests.families.given import GIVEN, HOSTILE
+from tests.families.given import GIVEN, HOSTILE, IN_PARTS, tried
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -102,16 +102,16 @@ def test_what_is_not_honoured_is_refused(model_type, fields, message, read):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("model_type", TYPES)
-def test_any_value_in_any_field_is_refused_or_gives_a_configuration(model_type, read):
+@IN_PARTS
+def test_any_value_in_any_field_is_refused_or_gives_a_configuration(model_type, read, part):
     their_fields = AutoConfig.for_model(model_type, **GIVEN, **NEEDED[model_type]).to_dict()
     assert read(model_type).num_layers == 8
-    for name in {*their_fields, "rope_theta", "rope_scaling"} - {"model_type"}:
-        for value in HOSTILE:
-            try:
-                config = read(model_type, **{name: value})
-            except ModelError:
-                continue
-            assert len(config.layer_types) == config.num_layers > 0
+    for name, value in tried({*their_fields, "rope_theta", "rope_scaling"} - {"model_type"}, HOSTILE, part):
+        try:
+            config = read(model_type, **{name: value})
+        except ModelError:
+            continue
+        assert len(config.layer_types) == config.num_layers > 0
 
 
 def test_any_value_in_the_rope_of_ministral3_is_refused_or_gives_a_configuration(read):

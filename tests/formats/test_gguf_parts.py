@@ -238,7 +238,7 @@ def _bytes(count: int) -> bytes:
     return struct.pack("<Q1sIIQ", 1, b"x", 9, 0, count)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("data", "size", "message"),
     [

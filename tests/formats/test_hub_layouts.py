@@ -115,6 +115,7 @@ LAYOUTS: dict[str, tuple[Callable[[Files], Files], str, str]] = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_pull_each_layout_resumes_and_stores_what_serve_opens(
@@ -184,7 +185,7 @@ def test_find_cached_model_with_a_part_missing_names_it_and_pull(hub: hub_server
         find_model("org/name:Q8_0")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_llm_single_file_repository_answers_as_local_folder(hub: hub_server.Hub, made: Files, tmp_path: Path) -> None:
     hub.files = single(made)
     local = tmp_path / "local"
@@ -217,7 +218,7 @@ def test_pull_missing_description_is_refused_before_weights(
     assert hub.fetched() == []
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("size", ["same", "longer", "shorter"])
 def test_pull_forged_small_file_is_refused_and_not_kept(
     size: str, hub: hub_server.Hub, made: Files, capsys: pytest.CaptureFixture[str], tmp_path: Path

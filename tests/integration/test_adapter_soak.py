@@ -12,7 +12,7 @@ from tests.integration.adapter_soak import CLIENTS, PROMPTS, ROUTES, soak, soake
 SECONDS = 120.0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_c34_answers_are_those_of_the_named_adapter_while_it_is_reloaded_and_unloaded(tmp_path: Path) -> None:
     model = make_chat_model(tmp_path / "model", context_length=256).path
     with soaked(model, tmp_path, ("red",), PROMPTS[:1]) as made:

@@ -77,6 +77,7 @@ def test_the_model_knows_its_capital(api: openai.OpenAI) -> None:
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
 
+@pytest.mark.slow
 def test_text_and_token_ids_are_the_same_prompt(api: openai.OpenAI, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(PROMPT)
     assert complete(api, ids).choices[0].text == complete(api).choices[0].text
@@ -108,6 +109,7 @@ def test_echo_returns_the_prompt_and_the_continuation(api: openai.OpenAI) -> Non
     assert echoed.choices[0].text == PROMPT + plain.choices[0].text
 
 
+@pytest.mark.slow
 def test_choices_differ_repeat_with_the_seed_and_ignore_other_requests(api: openai.OpenAI) -> None:
     three = complete(api, n=3, temperature=1.0, seed=7)
     again = complete(api, n=3, temperature=1.0, seed=7)
@@ -174,6 +176,7 @@ def test_each_turn_of_a_conversation_finds_the_turns_before_it_cached(api: opena
     assert again.usage.prompt_tokens_details.cached_tokens == (again.usage.prompt_tokens - 1) // PAGE * PAGE
 
 
+@pytest.mark.slow
 def test_another_salt_shares_nothing(api: openai.OpenAI) -> None:
     """J-6: a prefix is found only under the salt it was computed for."""
     prompt = list(range(1000, 1100))

@@ -221,6 +221,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("role", "which", "number"), FAULTS)
 def test_c22_requests_of_a_dead_peer_fail_typed_and_the_pair_serves_again(
     alone: Servers, pair: Servers, role: str, which: str, number: signal.Signals

@@ -84,6 +84,7 @@ SHAPES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 def test_c16_an_untrained_head_changes_no_bit(untrained: Known) -> None:
     untrained.check(engine_of(untrained.rig, width=4, page_size=4))

@@ -33,6 +33,7 @@ def rig_of(target: Path, draft: Path, *, third: bool) -> Rig:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @KINDS
 def test_c16_an_untrained_eagle_head_changes_no_bit(third: bool, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def rig(request: pytest.FixtureRequest) -> Rig:
     return made
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(6))
 def test_failing_steps_change_no_token_of_other_requests(rig: Rig, seed: int) -> None:
     rng = random.Random(seed)

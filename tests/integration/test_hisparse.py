@@ -115,6 +115,7 @@ def shape_of(rng: random.Random) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 60), marks=pytest.mark.slow)], ids=["few", "many"])
 def test_hisparse_random_shapes_equal_off(known: Known, seeds: range) -> None:

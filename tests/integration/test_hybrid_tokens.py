@@ -196,6 +196,7 @@ def test_c26_retracted_requests_lose_no_token_kept_or_computed_again(
     assert engine.bytes_on_host() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("overlap_depth", [0, 1])
 def test_c27_aborted_requests_change_no_token_of_others(known: Known, overlap_depth: int) -> None:
@@ -215,6 +216,7 @@ def test_c27_aborted_requests_change_no_token_of_others(known: Known, overlap_de
     known.check(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 def test_c9_a_flush_with_requests_under_way_changes_nothing(known: Known) -> None:
     engine = known.rig.engine(page_size=4, radix_cache=True, chunked_prefill_size=16)

@@ -75,7 +75,7 @@ def known(request: pytest.FixtureRequest) -> Known:
     return known_of(request.param, shortest=12)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("on_host", [False, True], ids=["device", "host"])
 @pytest.mark.parametrize("width", [2, 5, 8, 3, 4, 6, 7])
 def test_c28_rows_that_move_while_the_host_is_held_back_change_no_answer(

@@ -131,6 +131,7 @@ def test_ctrl_c_while_the_engine_starts_says_nothing(tmp_path: Path, model: Path
         tree.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["engine", pytest.param("server", marks=pytest.mark.slow)])
 def test_a_process_killed_while_the_model_loads_takes_the_other_with_it(tmp_path: Path, model: Path, who: str) -> None:
     tree = Tree(tmp_path / "tree", model, *SMALL, fresh=True)

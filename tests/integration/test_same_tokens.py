@@ -90,11 +90,13 @@ def test_chunks_of_any_size_give_the_same_tokens(known: Known, chunk: int, count
     known.check(known.rig.engine(chunked_prefill_size=chunk, overlap_depth=1), count)
 
 
+@pytest.mark.slow
 def test_one_thread_computes_what_two_do(known: Known, embedded_model: Path) -> None:
     one = Rig(embedded_model, dtype=torch.bfloat16, kernels=NATIVE, num_threads=1, context_length=512)
     known.check(one.engine())
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("radix_cache", [False, True])
 def test_the_embedded_model_survives_retraction(known: Known, radix_cache: bool) -> None:
@@ -120,6 +122,7 @@ def test_cold_hit_and_flushed_caches_give_the_same_tokens(known: Known, page_siz
             engine.flush_cache()
 
 
+@pytest.mark.slow
 def test_a_conversation_that_branches_gives_what_a_cold_engine_gives(known: Known) -> None:
     """C-3: prefixes hit up to every length around a page boundary, then go on with other tokens."""
     trunk, other = known.prompts[5], known.prompts[7]
@@ -234,6 +237,7 @@ def test_an_evicted_prefix_is_computed_again_and_hits_again(tiny_known: Known) -
     assert cached[2] < whole
 
 
+@pytest.mark.slow
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("overlap_depth", [0, 1])
 def test_those_who_leave_early_change_nothing_for_those_who_stay(tiny_known: Known, overlap_depth: int) -> None:

@@ -138,6 +138,7 @@ def same_in(known: Known, asked: list[Schema], shapes: dict[str, dict[str, Any]]
         assert "width" not in shape or made.count("draft_tokens" if known.headed else "accepted_tokens"), name
 
 
+@pytest.mark.slow
 def test_outputs_are_valid_and_the_same_by_a_schema_of_each_kind(random_model: Known) -> None:
     same_in(random_model, schemas()[: len(KINDS)], {"all of them": SHAPES["all of them"]})
 

@@ -99,6 +99,7 @@ def held(pid: int) -> tuple[int, int]:
     return resident, len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
+@pytest.mark.slow
 def test_a_hundred_sleeps_leave_memory_and_files_as_they_were(tree: Tree) -> None:
     right, levels = completion(tree)["choices"], []
     with tree.client() as client:

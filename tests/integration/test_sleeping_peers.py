@@ -125,6 +125,7 @@ def no_transfers(tree: Tree) -> bool:
     return tree.is_clean() and not any(tree.state()["transfers"].values())
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("held", ["briefly", pytest.param("for_long", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("state", ["pending", "offered", "in_flight", "running"])

@@ -113,7 +113,7 @@ def test_length_that_ends_inside_a_window(stops: Stops) -> None:
     assert stops.engine.count("accepted_tokens") > len(POSITIONS)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 def test_stop_token_inside_a_window(stops: Stops) -> None:
     varied = replace(GREEDY, repetition_penalty=2.0)  # a token that came before would stop there
     whole = stops.right(stops.prompt, replace(varied, max_tokens=POSITIONS[-1])).token_ids
@@ -136,7 +136,7 @@ def test_grammar_that_ends_inside_a_window(stops: Stops) -> None:
         stops.check(params, right)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_client_that_leaves_inside_a_window(stops: Stops) -> None:
     """As a stop string does: it is met in the client's process, some tokens behind."""
     right = stops.right(stops.prompt, replace(GREEDY, max_tokens=40))

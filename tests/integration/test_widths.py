@@ -119,6 +119,7 @@ def engine_of(known: Known, guesses: Guesses, *, on_host: bool, **shape: Any) ->
     return engine
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("shape", "on_host"),
     [(SHAPES[0], True), *((shape, False) for shape in SHAPES)],
@@ -134,6 +135,7 @@ def test_c16_guesses_change_no_bit_of_what_is_said(known: Known, shape: dict[str
         assert engine.count("retractions") > 0
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("model_type", [model_type for model_type in TYPES if model_type not in MODELS])
 def test_c16_guesses_of_the_host_change_no_bit_of_any_model_type(model_type: str) -> None:
     known = known_of(model_type)

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from forebay.base.errors import Conflict, NotFound, Unavailable
 from forebay.memory.adapters import AdapterLoad, Adapters
 from forebay.memory.holding import DeferredFree, Holding, Steps
+from tests.tiers import examples
 
 
 class Rig:
@@ -291,4 +292,4 @@ class AdapterMachine(RuleBasedStateMachine):
 
 
 TestAdapterMachine = AdapterMachine.TestCase
-TestAdapterMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAdapterMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -17,6 +17,7 @@ from forebay.memory.budget import LEAST_CONTEXT, PARTS, BudgetLine, KindDemand, 
 from forebay.memory.division import divide_memory
 from forebay.memory.kinds.build import make_demands
 from forebay.memory.kinds.declared import CacheSizes, KindSize, Sizing
+from tests.tiers import examples
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -157,14 +158,14 @@ def is_no_worse(budget: MemoryBudget, other: MemoryBudget) -> bool:
     return sizes[0] >= sizes[1] or (has_more and sizes[0][0] >= sizes[1][0] - sizes[1][0] // 8)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(demands)
 def test_divide_memory_more_memory_never_serves_less(demand: MemoryDemand) -> None:
     less = divided(demand)
     assert is_no_worse(divide_memory(replace(demand, kv_cache_bytes=2 * demand.kv_cache_bytes)), less)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(demands)
 def test_divide_memory_larger_slots_never_serve_more(demand: MemoryDemand) -> None:
     kinds = tuple(replace(kind, slot_bytes=2 * kind.slot_bytes) for kind in demand.kinds)
@@ -179,7 +180,7 @@ def serves_all(budget: MemoryBudget, demand: MemoryDemand, width: int) -> bool:
     return enough and budget.num_rows == rows and budget.demand.width == width
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(demands)
 def test_divide_memory_without_spare_cache_takes_the_least_that_serves_all_at_full_context(
     demand: MemoryDemand,

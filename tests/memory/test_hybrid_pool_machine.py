@@ -35,6 +35,7 @@ from tests.memory.test_pool_machine import (
     run_at_full_size,
     spare_pages,
 )
+from tests.tiers import examples
 
 Prefix = tuple[str, bytes]
 WHICH = st.integers(0, NUM_ROWS - 1)
@@ -393,7 +394,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
 
 
 TestHybridPoolMachine = HybridPoolMachine.TestCase
-TestHybridPoolMachine.settings = settings(QUICK, max_examples=40)
+TestHybridPoolMachine.settings = settings(QUICK, max_examples=examples(40))
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from forebay.memory.radix_node import Tenants
 from forebay.memory.slots import NO_IDS
 from forebay.requests.pictures import Picture
 from tests.pictures import EDGE, SIZE, TILE_BYTES, TOKENS, VOCAB, picture, picture_config
+from tests.tiers import examples
 
 LAYERS = picture_config().num_layers
 WEIGHTS = {"a": 1, "b": 1, "c": 2}
@@ -519,4 +520,4 @@ class PictureMachine(RuleBasedStateMachine):
 
 
 TestPictures = PictureMachine.TestCase
-TestPictures.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPictures.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

@@ -24,6 +24,7 @@ from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import Node
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import PAD, Holder, LedgerError, OutOfSlots
+from tests.tiers import examples
 
 MAX_PAGES_PER_REQUEST = 5
 NUM_ROWS = 4
@@ -242,7 +243,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 QUICK = settings(
-    max_examples=100,
+    max_examples=examples(100),
     stateful_step_count=40,
     derandomize=True,
 )

@@ -9,6 +9,7 @@ from forebay.config.engine_config import EvictionPolicy
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_cache import Pin, RadixCache
 from forebay.memory.slots import Holder, LedgerError, Slots
+from tests.tiers import examples
 
 ALICE, BOB = 1, 2
 
@@ -330,7 +331,7 @@ def test_only_so_many_evictions_are_remembered_per_place():
 # -- against a model of itself ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data(), page_size=st.sampled_from([1, 2, 3]), policy=st.sampled_from(list(EvictionPolicy)))
 def test_random_use_agrees_with_a_set_of_prefixes(data, page_size, policy):
     """Everything the cache says is there was inserted with those pages; nothing pinned is ever lost."""

@@ -15,6 +15,7 @@ from forebay.memory.radix_node import OPERATOR, Match, Node, Pin
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, PAD, Slots
 from tests.kinds_of import CachedAlone
+from tests.tiers import examples
 
 ALICE = 1
 
@@ -338,7 +339,7 @@ def test_c29_where_prompts_part_is_told_of_an_authors_own_only():
 # -- against a model --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(data=st.data(), page_size=st.sampled_from([1, 2]), window=st.sampled_from([0, 3]), slots=st.sampled_from([0, 3]))
 def test_hits_are_those_of_a_list_of_what_is_there(data, page_size, window, slots):
     rig = Rig(page_size, slots, window, num_pages=30)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from forebay.memory.radix_node import IDLE_S, Node, Shares, Tenants
 from tests.memory.test_radix_kinds import Rig, key
+from tests.tiers import examples
 
 WEIGHTS = {"a": 1, "b": 1, "c": 2}
 KINDS = ["pages", "states", "windows"]
@@ -228,7 +229,7 @@ class _Counted(dict[str, int]):
 TENANT = st.sampled_from(sorted(WEIGHTS))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data(), shared=st.booleans())
 def test_c32_no_tenant_loses_while_another_holds_more_that_it_could_lose(data, shared: bool) -> None:
     """In one tree or in a tree each; kept and lost one at a time, with some of it in use."""

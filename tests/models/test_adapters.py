@@ -84,7 +84,7 @@ def test_adapters_on_all_layers_give_the_logits_of_peft_and_of_merged_weights(ch
     assert (logits - made.tiny.logits(IDS)).abs().max() > 0.05, "the adapter changes next to nothing"
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("checkpoint", BITS)
 def test_tokens_without_an_adapter_have_the_bits_of_a_model_without_adapters(checkpoint, dtype, tiny, native):

@@ -24,6 +24,7 @@ LONG = (127, 128, 129, 255, 256, 257)
 EVERY = pytest.param(1, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("lengths", [SHORT[1:6], pytest.param(SHORT, marks=pytest.mark.slow)], ids=len)
 @pytest.mark.parametrize("case", CASES)

@@ -60,7 +60,7 @@ def logits(model: models.Model) -> torch.Tensor:
     return found
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model_type", by_tier(TYPES))
 def test_copy_of_every_type_gives_the_bits_of_the_original_quantized(model_type: str, tmp_path: Path) -> None:
     source = make(tmp_path / "source", model_type)
@@ -74,6 +74,7 @@ def test_copy_of_every_type_gives_the_bits_of_the_original_quantized(model_type:
         assert weights.held_bytes(FILE, ValueBytes(own=4, bfloat16=2)) == sum(right.held_bytes.values())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_copy_of_other_dtypes_gives_the_bits_of_the_original_quantized(dtype: str, tmp_path: Path) -> None:
     source = make(tmp_path / "source", "qwen3_moe", dtype)

@@ -159,6 +159,7 @@ def test_first_failure_is_named_without_its_parameters(tmp_path: Path) -> None:
     assert overlay.first_failure(["tests/test_y.py"]) == "tests/test_y.py::test_x"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize(
     ("file", "text"),

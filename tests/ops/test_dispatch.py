@@ -331,6 +331,7 @@ def test_library_that_is_damaged_or_open_to_others_is_compiled_again(
         library(variant)
 
 
+@pytest.mark.quick(1)
 @needs_native
 @pytest.mark.parametrize("spoil", [damage, open_to_all])
 def test_object_that_is_damaged_or_open_to_others_is_compiled_again(

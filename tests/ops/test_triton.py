@@ -393,7 +393,7 @@ def test_recurrences_equal_the_reference(
     assert ours[0].isnan().all()
 
 
-@pytest.mark.quick(10)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow][: name not in FEW[1:4]]) for name in RECURRENCES],

@@ -212,6 +212,7 @@ def test_fp8_inputs_leave_weights_of_other_groups_and_codes_alone(device: str) -
         )
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 def test_c31_a_row_in_fp8_has_the_same_bits_among_any_number_of_rows(device: str, dtype: torch.dtype) -> None:
     ops, most = TritonOps(device, 1, fp8_inputs=True), 257

@@ -39,6 +39,7 @@ def test_wheel_without_compiled_kernels_is_for_any_platform(tmp_path: Path) -> N
     assert build_wheel(tmp_path).stdout.strip().endswith("-py3-none-any.whl")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("number", "machine"), [(62, "x86_64"), (183, "aarch64")])
 def test_wheel_with_compiled_kernels_is_for_their_machine_and_c_libraries_from_2018(
     tmp_path: Path, number: int, machine: str

@@ -44,6 +44,7 @@ def oracle(model: Any, runs: list[GridRun], length: int) -> tuple[np.ndarray, in
     return positions[:, 0].numpy(), int(delta)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model", [Qwen2_5_VLModel, Qwen3VLModel, Qwen3_5Model])
 @given(drawn=pictures, behind=st.integers(0, 5), data=st.data())
 def test_rope_positions_of_any_chunk_equal_transformers(

@@ -136,6 +136,7 @@ def test_ranks_of_other_types_carry_out_the_plans_of_one(
     check(case, monkeypatch, quantization=quantization, **SETTINGS[named])
 
 
+@pytest.mark.slow
 def test_four_ranks_with_a_recurrence_carry_out_the_plans_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     check("mamba2", monkeypatch, size=4, page_size=4)
 

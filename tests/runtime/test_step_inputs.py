@@ -23,6 +23,7 @@ from forebay.runtime.steps.inputs import Shape, StepInputs
 from tests.plans import plan_of
 from tests.runtime.fake_model import FakeModel
 from tests.runtime.plans import known
+from tests.tiers import examples
 
 NUM_ROWS, PAGES, PAGE_SIZE = 9, 8, 4
 CPU = torch.device("cpu")
@@ -118,7 +119,7 @@ def check(plan: StepPlan, step: StepTokens, inputs: Sections, rows: RequestRows,
     assert {tensor.dtype for tensor in wide} == {torch.int64}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seed=st.integers(0, 2**32), max_num_tokens=st.sampled_from([1, 100]))
 def test_inputs_of_random_plans_in_a_row_are_those_of_a_loop(seed, max_num_tokens):
     """C10: the page table and the sampling columns too are what the plans so far have written, and nothing else."""

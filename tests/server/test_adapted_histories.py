@@ -63,6 +63,7 @@ SYSTEMS = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_system_text_anywhere_is_in_the_prompt_of_every_dialect(model: ScriptedServer, name: str) -> None:
     head = [{"role": "system", "content": "Top."}]

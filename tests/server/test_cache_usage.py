@@ -256,6 +256,7 @@ def with_tools() -> Iterator[Running]:
     scripted.server.close()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "tools",
     [

@@ -189,6 +189,7 @@ def text_item(role: str, text: str) -> dict[str, Any]:
     return {"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]}
 
 
+@pytest.mark.slow
 def test_a_client_of_responses_reads_a_file_and_answers(model: Speaker) -> None:
     items = [text_item("developer", "Sandboxed."), text_item("user", "<cwd>/</cwd>"), text_item("user", "Read main.py")]
     said = THOUGHT + WORDS + call(file_path="a.py") + call(file_path="b.py")

@@ -69,6 +69,7 @@ def compacted(model: ScriptedServer, stream: bool = False, **fields: Any) -> Any
     return last.response
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_trigger_is_answered_with_one_sealed_item_of_the_summary(model: ScriptedServer, stream: bool) -> None:
     response = compacted(model, stream)

@@ -26,6 +26,7 @@ IN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("total", [500, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_a_crowd_fills_the_house_and_the_rest_get_429(launch, total: int) -> None:
     server = launch(lambda: FakeEngine(manual=True, max_running=64, max_queued=256), max_connections=20_000)
@@ -61,7 +62,7 @@ def test_a_client_that_leaves_aborts_its_request_at_the_engine(
         assert http.get("/debug/state").json()["server"]["num_inside"] == 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [150, pytest.param(500, marks=pytest.mark.slow)])
 def test_aborts_at_random_moments_leave_nothing_running(launch, count: int) -> None:
     server = launch(lambda: FakeEngine(manual=True, max_running=2))

@@ -131,6 +131,7 @@ def test_completion_bias_is_taken_in_both_forms(speaking: Running, bias: Any) ->
     assert speaking.engine.submitted[-1].params.logit_bias == {7: -100.0, 8: 1.5}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("field", [{"json_schema": {"type": "integer"}}, {"grammar": 'root ::= "a"'}])
 def test_completion_grammar_constrains_the_answer(speaking: Running, field: dict[str, Any]) -> None:
     ask(speaking, prompt="hi", n_predict=1, **field)

@@ -207,6 +207,7 @@ def test_budget_that_cannot_be_enforced_is_ignored_and_named(
     assert one.server.engine.submitted[-1].params.grammar is None
 
 
+@pytest.mark.slow
 def test_what_must_be_said_is_enforced_as_in_a_chat(model: Callable[[str], Model]) -> None:
     one = model(QWEN25)
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}

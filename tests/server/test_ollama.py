@@ -167,6 +167,7 @@ def test_chat_logprobs_stand_beside_the_message(plain: Speaker) -> None:
     assert [token for line in lines for token in line.get("logprobs", [])] == whole["logprobs"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("form", ["json", {"type": "object", "properties": {}}])
 def test_chat_format_constrains_the_answer(plain: Speaker, form: Any) -> None:
     plain.say("{}", messages=[ASK], format=form)

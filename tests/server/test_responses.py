@@ -153,6 +153,7 @@ def test_what_clients_send_unasked_is_left_out_and_named(model: Callable[[str], 
     assert "web_search" not in model(QWEN25).prompt()
 
 
+@pytest.mark.slow
 def test_what_must_be_said_is_enforced_as_in_a_chat(model: Callable[[str], Model]) -> None:
     one = model(QWEN3)
     form = {"name": "x", "schema": {"type": "object"}, "strict": True}

@@ -74,6 +74,7 @@ def test_responses_text_tool_called_twice_returns_and_takes_back_its_text(speake
     assert speaker.prompt().count("done") == 1  # of the first round
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("manner", MANNERS)
 def test_text_tool_is_told_in_every_template(patience: None, manner: str) -> None:

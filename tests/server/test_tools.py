@@ -200,6 +200,7 @@ def test_thinking_may_be_left_out_or_left_in_the_text(speaker: Callable[[str], S
     assert (said.content, len(said.tool_calls)) == ("<think>\nHm.\n</think>\n\nYes.", 1)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("wish", "thinks"),
     [({"reasoning_effort": "none"}, False), ({"reasoning_effort": "low"}, True), ({"enable_thinking": False}, False),
@@ -333,6 +334,7 @@ def call_of(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("wishes", "takes", "refuses"),
     [

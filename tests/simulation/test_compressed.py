@@ -25,7 +25,7 @@ def test_compressed_kv_random_traffic_sees_the_entries_of_its_own_tokens(seeds: 
     assert outcome.copied > 0 < outcome.prebuilt, "no ring came back from the host, or none from another engine"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [(7, 10), pytest.param(range(400), marks=pytest.mark.slow)])
 def test_compressed_kv_of_two_engines_that_sleep_gives_many_whole_answers(seeds: Iterable[int]) -> None:
     """C22, C25: with rings that are copied to the host, between engines and kept over a sleep."""

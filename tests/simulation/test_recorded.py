@@ -37,6 +37,7 @@ def test_replay_500_recorded_simulations_decide_the_same_plans(first: int) -> No
         run_seed(seed)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", [Aborted, Added, Committed, Expired, Transferred, Halted, AdapterChanged])
 def test_replay_without_records_of_a_kind_differs(kind: type[Record]) -> None:
     found = []

@@ -58,6 +58,7 @@ def test_b7_the_event_log_does_not_depend_on_pythons_hash_seed() -> None:
     assert log.split() == [run_seed(seed).digest for seed in HASHED]
 
 
+@pytest.mark.slow
 def test_the_command_line_runs_a_range_and_replays_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "0:2", "--jobs", "1"]) == 0
     told = capsys.readouterr().out

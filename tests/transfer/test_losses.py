@@ -191,6 +191,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_a_stopped_process_is_noticed_and_its_places_are_closed_when_it_is_dead_or_says_so(backend: str) -> None:
     """G-1"""

@@ -33,6 +33,7 @@ def judged(circumstance: Circumstance, answer: Answer, count: Counter[str] | Non
     return bool(circumstance.shown(engines, count or Counter())), circumstance.touched(engines, QUESTION, answer)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("num_chunks", "shown"), [(1, False), (2, True)])
 def test_prompt_counts_as_cut_if_the_engine_computed_several_chunks(
     by_name: dict[str, Circumstance], num_chunks: int, shown: bool

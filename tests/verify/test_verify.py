@@ -112,6 +112,7 @@ def test_questions_made_of_an_answer_go_on_from_inside_it_and_end_at_each_place_
     assert [len(one.prompt) for one in derived(asked, [answer], 16, 80)[:2]] == [48, 48], "within the context"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("num", [2, 3, 16, 21, 32])
 async def test_orders_of_questions_begin_with_each_of_them(num: int, small_model: Path) -> None:
     verification = Verification({"model_path": str(small_model)}, num=2, max_tokens=8, seed=0)
@@ -484,6 +485,7 @@ def test_the_command_tells_programs_and_people(
     assert "| same | prompts in chunks | prompts of up to" in report.read_text()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -562,6 +564,7 @@ def exit_of(words: list[str], in_chunks: Verdict, others: Verdict, model: Path, 
     return main(["verify", str(model), "--json", *words])
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("verdict", "code"),
     [(Verdict.SAME, 0), (Verdict.LEFT_OUT, 0), (Verdict.DIFFERENT, 1), (Verdict.FAILED, 1), (Verdict.NOT_SHOWN, 2)],

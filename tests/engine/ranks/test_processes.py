@@ -110,6 +110,7 @@ def test_rank_that_is_killed_is_lost_with_its_signal(rank: int) -> None:
         assert ranks.reason() == f"rank {rank} has ended: SIGKILL"
 
 
+@pytest.mark.slow
 def test_rank_that_is_stopped_is_lost_after_the_stall_timeout() -> None:
     with started(3, stall_timeout=1.0) as ranks:
         ranks.processes.ring.outcomes(ranks.send())
@@ -147,6 +148,7 @@ def test_rank_without_work_may_use_no_cpu_time() -> None:
         assert activity.idle_s([1, 2]) == {1: 0.0, 2: 0.0}
 
 
+@pytest.mark.slow
 def test_rank_that_misses_an_entry_ends_and_reports_both_numbers(capfd: pytest.CaptureFixture[str]) -> None:
     with started(2) as ranks:
         ranks.log.record(Capture())  # never sent
@@ -156,6 +158,7 @@ def test_rank_that_misses_an_entry_ends_and_reports_both_numbers(capfd: pytest.C
     assert 'reason="rank 1: log entry 1 arrived, entry 0 expected"' in ended
 
 
+@pytest.mark.slow
 def test_rank_on_which_a_step_fails_ends(capfd: pytest.CaptureFixture[str]) -> None:
     with started(2) as ranks:
         number = ranks.send(standin.FAILS)

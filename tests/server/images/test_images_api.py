@@ -464,6 +464,7 @@ def test_source_is_forgotten_once_it_was_taken() -> None:
     assert source.text == ""
 
 
+@pytest.mark.slow
 def test_server_that_ends_ends_its_threads(tmp_path: Path) -> None:
     def threads() -> set[str]:
         ours = [thread for thread in threading.enumerate() if thread not in before]
