@@ -23,7 +23,9 @@ _SCALES: Final = frozenset({"scale", "weight_scale_inv"})
 _WEIGHTS: Final = frozenset({"F8_E4M3", "I8"})
 _EXPERT: Final = re.compile(r"\.experts\.\d+\.")
 # Of the other matrices these are in FP8.
-_IN_FP8: Final = re.compile(r"\.attn\.(wq_a|wq_b|wkv|wo_a|wo_b)\.|\.attn\.indexer\.wq_b\.|\.shared_experts\.")
+_IN_FP8: Final = re.compile(
+    r"\.attn\.(wq_a|wq_b|wkv|wo_a|wo_b)\.|\.attn\.indexer\.wq_b\.|\.shared_experts\.|\.[eh]_proj\."
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.blocks import ResidualSpec, SublayerSpec
 from forebay.layers.build import BlockSpec, Parts, PartSpec
 from forebay.layers.context import ForwardContext
-from forebay.layers.draft_head import DraftHeadSpec
+from forebay.layers.draft_head import DraftHeadSpec, StreamedDraftHeadSpec
 from forebay.layers.embedding import PerLayerInputsSpec, embedding_table, lookup
 from forebay.layers.gated_streams import GatedStreamsSpec
 from forebay.layers.mlp import MlpSpec, MoeSpec
@@ -58,7 +58,7 @@ class DecoderSpec:
     logits_cap: float = 0.0
     per_layer: PerLayerInputsSpec | None = None
     streams: StreamsSpec | AltUpSpec | GatedStreamsSpec | None = None
-    draft_head: DraftHeadSpec | None = None
+    draft_head: DraftHeadSpec | StreamedDraftHeadSpec | None = None
 
 
 def decoder_spec(
@@ -184,13 +184,19 @@ def draft_head_spec(
     )
 
 
+def _num_drafted(spec: DecoderSpec) -> int:
+    """Return the number of residual streams that the draft head is fed with; 1 for the hidden state."""
+    return 1 if spec.draft_head is None else spec.draft_head.num_streams
+
+
 class Model:
     """The engine's interface to a model. Its weights are read-only after loading, and it keeps nothing of a step.
 
     `held_bytes` divides `weight_bytes`, which excludes the overhead of packing, by form: `bfloat16`, `8 bits`, `4
     bits`. `numbers` are weights that recorded steps contain as constants, in order. Its caches are the entries of the
     `CachePool` from number `first_entry` on. `adapters` None: no layer can have one. `mrope`: layers rotate by
-    `ForwardContext.rope_positions`. A rank has its `share` of layers, embedding and head.
+    `ForwardContext.rope_positions`. A rank has its `share` of layers, embedding and head. `draft_size` are the numbers
+    of a token that its draft head is fed with and gives: the hidden state, or all residual streams.
     """
 
     generates = True
@@ -236,6 +242,8 @@ class Model:
             kept.append(tuple(parts.kept[first:]))
         self._norm = None if spec.norm is None else build_norm(spec.norm, parts, spec.norm_eps)
         self._draft_head = None if spec.draft_head is None else spec.draft_head.build(parts.without_adapters)
+        self._num_drafted = _num_drafted(spec)
+        self.draft_size = self.hidden_size * self._num_drafted
         if self._draft_head is not None:
             kept.append(tuple(spec.on_device for spec in parts.kept[sum(map(len, kept)) :]))
         self.kept_by_block = tuple(kept)
@@ -251,7 +259,7 @@ class Model:
 
     def tapped(self, ctx: ForwardContext, input_ids: Tensor, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """As `forward`, and also the inputs of the layers `taps`: the residual stream [T, H] in front of each, side by
-        side in the order of the layers. Without taps, the hidden states once more."""
+        side in the order of the layers. Without taps, what the draft head is fed with: [T, draft_size]."""
         x = self.embed(input_ids)
         features: list[Tensor] = []
         if ctx.pictures is not None:
@@ -269,10 +277,11 @@ class Model:
             if ctx.pictures is not None and layer < len(features):
                 x = ops.pictures.add_rows_(x, features[layer], ctx.pictures.rows)
         hidden = self._joined(x, residual)
-        return hidden, ops.elementwise.concat(seen) if seen else hidden
+        drafted_from = hidden if self._num_drafted == 1 else residual
+        return hidden, ops.elementwise.concat(seen) if seen else drafted_from
 
     def _joined(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Return the hidden states [T, H] behind the last layer, which gave x. `residual` changes."""
+        """Return the hidden states [T, H] behind the last layer, which gave x. `residual` becomes the sum of both."""
         if self._streams is None:
             assert self._norm is not None, "one residual stream without a last norm"
             return self._norm.of_sum(x, residual)
@@ -280,11 +289,16 @@ class Model:
         return joined if self._norm is None else self._norm.of(joined)
 
     def draft(self, ctx: ForwardContext, next_ids: Tensor, hidden: Tensor) -> Tensor:
-        """next_ids [T] int64, hidden [T, H] -> predicted hidden states of next_ids, [T, H]. Each next token follows the
-        token whose position is in `ctx`, and whose hidden state, of `forward` or `draft`, is in `hidden`. The logits of
-        the result predict the tokens behind next_ids. Writes the draft head's KV."""
+        """next_ids [T] int64, hidden [T, F] -> what is predicted of next_ids, [T, F]; F is `draft_size`. Each next
+        token follows the token whose position is in `ctx`, and whose state, of `tapped` or `draft`, is in `hidden`.
+        The logits of the result, `joined`, predict the tokens behind next_ids. Writes the draft head's KV."""
         assert self._draft_head is not None, "a model that was loaded without its draft head"
         return self._draft_head(ctx, self.embed(next_ids), hidden)
+
+    def joined(self, drafted: Tensor) -> Tensor:
+        """drafted [N, F] of `draft` -> the hidden states [N, H] that logits are computed from."""
+        assert self._draft_head is not None, "a model that was loaded without its draft head"
+        return self._draft_head.joined(drafted)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """input_ids [T] int64 -> [T, H], as the first layer is given them."""

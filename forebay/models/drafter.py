@@ -1,6 +1,6 @@
 """The runtime's interface to models that draft from hidden states of the target model.
 
-Shape letters: T tokens, H hidden size, F entries of what it is fed with, N chosen tokens."""
+Shape letters: T tokens, H numbers of a token that it gives, F numbers that it is fed with, N chosen tokens."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ class Drafter(Protocol):
     def hidden_size(self) -> int: ...
 
     @property
+    def seen_size(self) -> int:
+        """F."""
+        ...
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """The hidden states of the target model that it reads, see `Model.tapped`."""
         ...
@@ -36,7 +41,7 @@ class Drafter(Protocol):
 
     @property
     def num_layers(self) -> int:
-        """Return the number of the cache's last layers that are its own: of all tokens' KV."""
+        """Return the number of the cache's last layers that are its own, of KV."""
         ...
 
     def follow(self, ctx: ForwardContext, next_ids: Tensor, seen: Tensor) -> Tensor:
@@ -62,11 +67,11 @@ class OwnHead:
 
     def __init__(self, model: Model, ops: Ops) -> None:
         self._model, self._ops = model, ops
-        self.dtype, self.hidden_size = model.dtype, model.hidden_size
+        self.dtype, self.hidden_size, self.seen_size = model.dtype, model.draft_size, model.draft_size
         self.num_layers = len(model.kept_by_block[-1])
 
     def follow(self, ctx: ForwardContext, next_ids: Tensor, seen: Tensor) -> Tensor:
-        """As `Drafter.follow`; `seen` [T, H] are the model's hidden states."""
+        """As `Drafter.follow`; `seen` [T, H] are the model's hidden states, or its residual streams."""
         return self._model.draft(ctx, next_ids, seen)
 
     def draft(self, ctx: ForwardContext, next_ids: Tensor, hidden: Tensor) -> Tensor:
@@ -75,4 +80,4 @@ class OwnHead:
 
     def token_ids(self, hidden: Tensor) -> Tensor:
         """As `Drafter.token_ids`, by the model's own head of logits."""
-        return self._ops.sampling.argmax_rows(self._model.logits(hidden))[0]
+        return self._ops.sampling.argmax_rows(self._model.logits(self._model.joined(hidden)))[0]

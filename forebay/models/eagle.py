@@ -43,7 +43,7 @@ class Eagle:
 
     def __init__(self, layers: EagleLayers, model: Model, ops: Ops, cache_specs: tuple[CacheSpec, ...]) -> None:
         self._layers, self._model, self._ops, self.cache_specs = layers, model, ops, cache_specs
-        self.dtype, self.hidden_size = model.dtype, model.hidden_size
+        self.dtype, self.hidden_size, self.seen_size = model.dtype, model.hidden_size, model.hidden_size
         self.num_layers = len(cache_specs)
 
     def follow(self, ctx: ForwardContext, next_ids: Tensor, seen: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class Eagle3:
     ) -> None:
         self._layers, self._model, self._ops = layers, model, ops
         self.cache_specs, self.taps = cache_specs, taps
-        self.dtype, self.hidden_size = model.dtype, model.hidden_size
+        self.dtype, self.hidden_size, self.seen_size = model.dtype, model.hidden_size, len(taps) * model.hidden_size
         self.num_layers = len(cache_specs)
 
     def follow(self, ctx: ForwardContext, next_ids: Tensor, seen: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def build_runner(
     graph_sizes = graph_sizes or default_sizes(sizes.max_running_requests, quickly=graphs.captures_quickly)
     limits: dict[str, Any] = {"vocab_size": vocab_size, "max_num_tokens": max_num_tokens}
     own: dict[str, Any] = {"graphs": graphs, "graph_sizes": graph_sizes, "encodings": encodings, **limits}
-    own["taps"] = () if drafter is None else drafter.taps
+    own["taps"] = None if drafter is None else drafter.taps
     own["proposer"] = _proposer(drafter, assistant, draft_model, limits, sizes=graph_sizes, backend=graphs)
     own["make_tiers"] = make_tiers
     return ModelRunner(model, ops, cache=cache, rows=rows, take_masks=take_masks, exchange=exchange, **own)

@@ -84,7 +84,7 @@ class ModelRunner:
         graphs: GraphBackend,
         graph_sizes: Sequence[int],
         proposer: Callable[[Forward], DeviceProposer] | None = None,
-        taps: tuple[int, ...] = (),
+        taps: tuple[int, ...] | None = None,
         take_masks: Callable[[int], I32] = no_masks,
         encodings: Encodings | None = None,
         make_tiers: Callable[[Mover], Mapping[str, TierStore]] = lambda mover: {},

@@ -27,6 +27,12 @@ DEEPSEEK_V4_FLASH: Final[dict[str, Any]] = {
     },
 }  # fmt: skip
 
+# By the shapes of the published tensors.
+DEEPSEEK_V4_PRO: Final[dict[str, Any]] = {
+    **DEEPSEEK_V4_FLASH, "hidden_size": 7168, "moe_intermediate_size": 3072, "num_hidden_layers": 61,
+    "num_attention_heads": 128, "q_lora_rank": 1536, "n_routed_experts": 384, "o_groups": 16,
+}  # fmt: skip
+
 QWEN3_NEXT_80B_A3B: Final[dict[str, Any]] = {
     "model_type": "qwen3_next", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5120,
     "num_hidden_layers": 48, "full_attention_interval": 4, "num_attention_heads": 16, "num_key_value_heads": 2,

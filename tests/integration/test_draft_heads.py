@@ -22,7 +22,10 @@ from tests.kernels import NATIVE
 from tests.models.heads import HEADS, make_headed, make_right
 from tests.models.tiny import VOCAB, shared_tiny
 
-RIGHT = ("qwen3_next", "nemotron_h", "bailing_hybrid", "deepseek_v3", "qwen3_5_moe_text")
+RIGHT = (
+    *("qwen3_next", "nemotron_h", "bailing_hybrid", "deepseek_v3", "qwen3_5_moe_text", "qwen4_exp_text"),
+    "deepseek_v4",
+)
 
 
 def rig_of(path: Path) -> Rig:

@@ -6,7 +6,7 @@ with embeddings joined to hidden states as its input it is the head. For some ty
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
+from tests.models.streamed_heads import StreamedHeaded, random_inputs
 from tests.models.tiny import BASE, make_oracle, stable_topk
 
 _FULL: Final = "full_attention"
@@ -45,6 +46,23 @@ _NEMOTRON_H: Final = {
 }
 _HY: Final = {**_DEEPSEEK, "model.norm": "model.layers.3.final_layernorm"}
 _GLM5_NEXT: Final = {name: stored.replace("model.layers.3", "model.layers.4") for name, stored in _DEEPSEEK.items()}
+_QWEN4: Final = {
+    "enorm": "mtp.pre_fc_norm_embedding",
+    "hnorm": "mtp.pre_fc_norm_hidden",
+    "e_proj": "mtp.fc_embedding",
+    "h_proj": "mtp.fc_hidden",
+    "model.hyper_connection_mixer": "mtp.hyper_connection_mixer",
+    "model.layers.0": "mtp.layers.0",
+}
+_V4: Final = {
+    **{part: f"mtp.0.{part}" for part in ("enorm", "hnorm", "e_proj", "h_proj")},
+    "model.norm": "mtp.0.norm",
+    "model.hc_head.hc_base": "mtp.0.hc_head_base",
+    "model.hc_head.hc_fn": "mtp.0.hc_head_fn",
+    "model.hc_head.hc_scale": "mtp.0.hc_head_scale",
+    "model.layers.0.attn.norm": "mtp.0.attn.kv_norm",
+    "model.layers.0": "mtp.0",
+}
 _ONE_LAYER: Final = {"num_hidden_layers": 1, "layer_types": [_FULL]}
 _MELLUM_LAYER: Final = {
     "num_hidden_layers": 1,
@@ -82,6 +100,9 @@ HEADS: Final[dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]]] =
         {"layer_types": ["linear_attention", "linear_attention", _FULL]},
     ),
     "mellum": (_MELLUM_LAYER, _QWEN, {"num_mtp_layers": 1}),
+    # The indexer selects all of these few tokens.
+    "qwen4_exp_text": ({**_ONE_LAYER, "indexer_budget": 512}, _QWEN4, {}),
+    "deepseek_v4": ({"num_hidden_layers": 1, "layer_types": ["sliding_attention"], "num_hash_layers": 0}, _V4, {}),
     "nemotron_h": (
         {"layers_block_type": ["attention", "moe"]},
         _NEMOTRON_H,
@@ -124,7 +145,7 @@ class Headed:
         return drafted, self.oracle.lm_head(drafted)
 
 
-def make_headed(case: str, folder: Path, *, seed: int = 0, **overrides: Any) -> Headed:
+def make_headed(case: str, folder: Path, *, seed: int = 0, **overrides: Any) -> Headed | StreamedHeaded:
     of_layers, names, of_model = HEADS[case]
     oracle = make_oracle(case, seed=seed, **of_model, **overrides)
     layers = make_oracle(case, seed=seed + 100, **of_layers, **overrides)
@@ -133,6 +154,8 @@ def make_headed(case: str, folder: Path, *, seed: int = 0, **overrides: Any) -> 
         layer.attn_hc, layer.ffn_hc = OneStream(), OneStream()
     oracle.save_pretrained(folder)
     layers.save_pretrained(folder / "head")
+    if "h_proj" in names:
+        return _with_streams(folder, oracle, layers, names, torch.Generator().manual_seed(seed + 200))
     size, norm = BASE["hidden_size"], layers.base_model.norm_f if "nemotron" in case else layers.base_model.norm
     generator = torch.Generator().manual_seed(seed + 200)
     norms = tuple(type(norm)(size, norm_eps(norm)) for _ in range(2))
@@ -144,13 +167,34 @@ def make_headed(case: str, folder: Path, *, seed: int = 0, **overrides: Any) -> 
     own = load_file(folder / "head" / "model.safetensors")
     own |= {"enorm.weight": norms[0].weight.data, "hnorm.weight": norms[1].weight.data}
     own["eh_proj.weight"] = join.weight.data
+    _store(folder, own, names)
+    return Headed(folder, oracle, layers, join, norms)
+
+
+def _store(folder: Path, own: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
+    """Write the head's `own` tensors that have published names beside the model's."""
     stored = load_file(folder / "model.safetensors")
     for name, values in own.items():
-        begin = next((begin for begin in names if name.startswith(f"{begin}.")), None)
+        begin = next((begin for begin in names if f"{name}.".startswith(f"{begin}.")), None)
         if begin is not None:
             stored[names[begin] + name.removeprefix(begin)] = values
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    return Headed(folder, oracle, layers, join, norms)
+
+
+def _with_streams(
+    folder: Path, oracle: Any, layers: Any, names: Mapping[str, str], generator: torch.Generator
+) -> StreamedHeaded:
+    """Qwen 4 norms all streams of a token together, DeepSeek-V4 each by itself."""
+    size = BASE["hidden_size"]
+    norm = next(module for name, module in layers.named_modules() if name.endswith("norm"))
+    joint = "model.hyper_connection_mixer" in names
+    width = size * oracle.config.hc_count if joint else size
+    inputs = random_inputs(lambda count: type(norm)(count, eps=norm_eps(norm)), size, width, generator)
+    own = load_file(folder / "head" / "model.safetensors")
+    own |= {"enorm.weight": inputs.embedding_norm.weight.data, "hnorm.weight": inputs.hidden_norm.weight.data}
+    own |= {"e_proj.weight": inputs.of_embedding.weight.data, "h_proj.weight": inputs.of_hidden.weight.data}
+    _store(folder, own, names)
+    return StreamedHeaded(folder, oracle, layers, inputs)
 
 
 def norm_eps(norm: nn.Module) -> float:
@@ -180,7 +224,9 @@ def of_transformers(headed: Headed) -> Callable[[list[int], Tensor], Tensor]:
     return drafted
 
 
-_LAST_OF_A_PART: Final = ("o_proj.weight", "out_proj.weight", "dense.weight", "down_proj.weight", "down_proj")
+_LAST_OF_A_PART: Final = (
+    *("o_proj.weight", "out_proj.weight", "dense.weight", "down_proj.weight", "down_proj", "wo_b.weight", "w2.weight"),
+)
 
 
 def make_right(case: str, folder: Path, *, wrong: float = 0.0) -> Path:
@@ -193,6 +239,10 @@ def make_right(case: str, folder: Path, *, wrong: float = 0.0) -> Path:
     for name, values in tensors.items():
         if name.endswith(_LAST_OF_A_PART):
             values.zero_()
+    if "h_proj" in names:
+        _echo(tensors, names, wrong)
+        save_file(tensors, path, metadata={"format": "pt"})
+        return folder
     norm = next(name for name in names if name.endswith(("model.norm", "norm_f")))
     own = {part: f"{names[part]}.weight" for part in ("enorm", "hnorm", "eh_proj", norm)}
     size, last = BASE["hidden_size"], tensors[f"{norm}.weight"]
@@ -202,3 +252,19 @@ def make_right(case: str, folder: Path, *, wrong: float = 0.0) -> Path:
     tensors[own[norm]] = last.clone()
     save_file(tensors, path, metadata={"format": "pt"})
     return folder
+
+
+def _echo(tensors: dict[str, Tensor], names: Mapping[str, str], wrong: float) -> None:
+    """Let a head of streams give the embedding in all streams, with as much noise, and join them as the model does."""
+    size = BASE["hidden_size"]
+    noise = wrong * torch.randn(size, size, generator=torch.Generator().manual_seed(1))
+    tensors[f"{names['enorm']}.weight"].fill_(0.0 if names is _QWEN4 else 1.0)  # stored as a difference from 1
+    tensors[f"{names['e_proj']}.weight"] = torch.eye(size) + noise
+    tensors[f"{names['h_proj']}.weight"].zero_()
+    for ours, theirs in names.items():
+        if ours.startswith("model.") and not ours.startswith("model.layers."):
+            tensors |= {
+                theirs + name.removeprefix(ours): values.clone()
+                for name, values in list(tensors.items())
+                if f"{name}.".startswith(f"{ours}.")
+            }

@@ -41,9 +41,9 @@ def load_headed(ops):
 def step(driver, ids, next_ids):
     """The model over some more tokens of row 1, then its head: hidden states of both, and the head's logits."""
     ctx, input_ids = driver.inputs([(1, ids)])
-    hidden = driver.model.forward(ctx, input_ids)
-    drafted = driver.model.draft(ctx, torch.tensor(next_ids), hidden)
-    return hidden, drafted, driver.model.logits(drafted)
+    _, seen = driver.model.tapped(ctx, input_ids, ())
+    drafted = driver.model.draft(ctx, torch.tensor(next_ids), seen)
+    return seen, drafted, driver.model.logits(driver.model.joined(drafted))
 
 
 @pytest.mark.quick(10)
@@ -66,7 +66,7 @@ def test_a_draft_head_guesses_what_transformers_own_does(case, headed, load_head
     torch.testing.assert_close(drafted, expected, **TOLERANCE)
 
 
-@pytest.mark.parametrize("case", ["qwen3_next", "deepseek_v3", "deepseek_v32", "mellum", "nemotron_h"])
+@pytest.mark.parametrize("case", ["qwen3_next", "deepseek_v3", "deepseek_v32", "mellum", "nemotron_h", "deepseek_v4"])
 @pytest.mark.parametrize("chunk", [1, 7])
 def test_chunks_are_the_same_to_a_draft_head(case, chunk, headed, load_headed):
     oracle, ids = headed(case), random_ids(LENGTH + 1, seed=3)
@@ -77,7 +77,7 @@ def test_chunks_are_the_same_to_a_draft_head(case, chunk, headed, load_headed):
     torch.testing.assert_close(torch.cat(found), expected, **TOLERANCE)
 
 
-@pytest.mark.parametrize("case", ["qwen3_5_text", "bailing_hybrid"])
+@pytest.mark.parametrize("case", ["qwen3_5_text", "bailing_hybrid", "qwen4_exp_text", "deepseek_v4"])
 def test_a_draft_head_goes_on_from_its_own_guesses(case, headed, load_headed):
     """The states it gives stand for those of the model: two guesses behind a sequence."""
     oracle, ids = headed(case), random_ids(LENGTH, seed=4)
@@ -93,7 +93,7 @@ def test_a_draft_head_goes_on_from_its_own_guesses(case, headed, load_headed):
         next_ids = [*next_ids, guess]
         ctx, _ = driver.inputs([(1, [guess])])
         drafted = model.draft(ctx, torch.tensor([guess]), drafted[-1:])
-        logits = model.logits(drafted)
+        logits = model.logits(model.joined(drafted))
 
 
 @pytest.mark.parametrize("case", HEADS)

@@ -536,7 +536,7 @@ RUNTIME = (
     Mutant(
         "C30 of what is not finite in a draft head alone nothing is kept",
         "runtime/drafts/head.py",
-        "                ops.drafting.clear_rows(table, ctx.full.out_cache_loc, finite)\n",
+        "                ops.drafting.clear_rows(table, ctx.pages(kind).out_cache_loc, finite)\n",
         "                pass\n",
         "runtime/test_draft_head.py::test_c30_what_is_not_finite_in_a_head_alone_harms_nobody_and_is_not_kept",
     ),

@@ -6,6 +6,7 @@ _OPS = "ops/test_selection.py::"
 _ORACLE = "models/test_oracle.py::test_prefill_gives_the_logits_of_transformers"
 
 _POOLED = f"{_ORACLE}[torch-glm5_next_text]"
+_GUESSES = "models/test_draft_head.py::test_a_draft_head_guesses_what_its_layers_do_in_transformers"
 _NGRAMS = f"{_ORACLE}[torch-qwen4_exp_text-ngrams]"
 _PICTURES = "integration/test_pictures.py::"
 _TABLES = "ops/test_tables.py::"
@@ -129,7 +130,43 @@ SPARSE = (
         "models/families/glm5_next_text.py",
         "feed_forward(drafting, layer, limit=config.limit)",
         "feed_forward(drafting, layer)",
-        "models/test_draft_head.py::test_a_draft_head_guesses_what_its_layers_do_in_transformers[torch-glm5_next_text]",
+        _GUESSES + "[torch-glm5_next_text]",
+    ),
+    Mutant(
+        "C28 the layer that drafts for a model of several streams adds the next token's embedding to each",
+        "layers/draft_head.py",
+        "residual = ops.elementwise.concat([own] * spec.num_streams)",
+        "residual = ops.elementwise.zeros_like(x)",
+        _GUESSES + "[torch-qwen4_exp_text]",
+    ),
+    Mutant(
+        "C28 the layer that drafts for DeepSeek-V4 joins its streams by weights of its own",
+        "models/families/deepseek_v4.py",
+        'streams=streams_spec(config, config.hyper, name=f"{name}.hc_head_"),',
+        "streams=streams_spec(config, config.hyper),",
+        _GUESSES + "[torch-deepseek_v4]",
+    ),
+    Mutant(
+        "C28 Qwen 4 norms all streams of a token together before the layer that drafts",
+        "layers/draft_head.py",
+        "width = len(of_hidden)",
+        "width = spec.hidden_size\n        of_hidden = of_hidden[:width]",
+        _GUESSES + "[torch-qwen4_exp_text]",
+    ),
+    Mutant(
+        "C17 a layer that drafts from streams is fed with the model's, before they are joined",
+        "models/decoder.py",
+        "drafted_from = hidden if self._num_drafted == 1 else residual",
+        "drafted_from = ops.elementwise.concat([hidden] * self._num_drafted)",
+        _GUESSES + "[torch-deepseek_v4]",
+    ),
+    Mutant(
+        "C30 values of a draft layer with a window are cleared in the pages of the window",
+        "runtime/drafts/head.py",
+        "ctx.pages(kind).out_cache_loc, finite)",
+        "ctx.full.out_cache_loc, finite)",
+        "runtime/test_draft_head.py::test_c30_what_is_not_finite_in_a_head_alone_harms_nobody_and_is_not_kept"
+        "[torch-mellum]",
     ),
     Mutant(
         "C28 tables that are read by row are in the files, not in memory",

@@ -112,7 +112,7 @@ def test_a_row_that_drafts_fewer_tokens_writes_nothing_behind_its_pages(planner,
     assert plans.runner.rows.draft_tokens[1].tolist() == drafted(oracle, known[1], 5)
 
 
-@pytest.mark.parametrize("case", ["deepseek_v3", "qwen3_next"])
+@pytest.mark.parametrize("case", ["deepseek_v3", "qwen3_next", "mellum"])
 def test_c30_what_is_not_finite_in_a_head_alone_harms_nobody_and_is_not_kept(case, planner):
     """Who goes on behind such pages, which the prefix cache may have, is guessed for again."""
     plans, known = planner(case), random_ids(13, seed=9)
@@ -122,6 +122,8 @@ def test_c30_what_is_not_finite_in_a_head_alone_harms_nobody_and_is_not_kept(cas
     weights.fill_(float("nan"))
     assert plans.step(extends=[(1, 8)]).failed == ()
     assert kept(plans, 1).isnan().all()
+    for _, layer in plans.runner.proposer.head.layers:
+        assert layer.k.isfinite().all()
     weights.copy_(right)
     assert plans.step(extends=[(1, 5)]).failed == ()
     assert kept(plans, 1).isfinite().all()

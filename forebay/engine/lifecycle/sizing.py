@@ -8,7 +8,13 @@ from typing import Final
 
 from forebay.base.units import human_bytes
 from forebay.config import estimates
-from forebay.config.engine_config import EngineConfig, KindConfig, SchedulerConfig, SpeculationOptions
+from forebay.config.engine_config import (
+    EngineConfig,
+    KindConfig,
+    SchedulerConfig,
+    SpeculationOptions,
+    SpeculativeAlgorithm,
+)
 from forebay.config.pictures import PictureConfig
 from forebay.config.rules import ITEM_BYTES
 from forebay.families.config.model_config import ModelConfig
@@ -39,7 +45,8 @@ def memory_demand(config: EngineConfig, sizes: CacheSizes, model: ModelConfig) -
     scheduling = replace(config.scheduling, chunked_prefill_size=most_prompt_tokens(config, model))
     certain = memory.max_running_requests + extra if config.disaggregation.is_decode else 0
     speculation = config.speculation
-    hidden_bytes = model.hidden_size * ITEM_BYTES[config.types.dtype] if speculation.algorithm.keeps_hidden else 0
+    state = model.draft_size if speculation.algorithm is SpeculativeAlgorithm.NEXTN else model.hidden_size
+    hidden_bytes = state * ITEM_BYTES[config.types.dtype] if speculation.algorithm.keeps_hidden else 0
     resident, options = sizes.kinds.get(RESIDENT, KindSize(0)), config.hisparse
     # On a CPU the host tier is memory of the same kind as the device's, unless it is a file.
     elsewhere = resident.num_bytes if options.host_path or config.device == "cuda" else 0

@@ -9,7 +9,7 @@ from typing import Final
 from forebay.formats.turned_experts import DOWN, GATE_UP, SUFFIXES
 
 _SHARED: Final = ("embed_tokens.weight", "shared_head.head.weight", "lm_head.weight")
-_JOINS: Final = ("eh_proj.weight", "mtp.fc.weight")
+_JOINS: Final = ("eh_proj.weight", ".h_proj.weight", "mtp.fc.weight", "mtp.fc_hidden.weight")
 _LAYER: Final = re.compile(r"model\.layers\.(\d{1,6})\.")
 
 

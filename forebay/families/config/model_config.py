@@ -115,6 +115,11 @@ class ModelConfig:
         return self
 
     @property
+    def draft_size(self) -> int:
+        """Return the numbers of a token that the model's own draft head is fed with."""
+        return self.hidden_size
+
+    @property
     def sparse_top_k(self) -> int:
         """Return the tokens that a query of sparse attention reads, 0 for a model without."""
         return 0

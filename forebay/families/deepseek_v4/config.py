@@ -67,6 +67,10 @@ class CompressedConfig(ModelConfig):
     experts: HashedExperts
     mlp_layer_types: tuple[str, ...]
 
+    @property
+    def draft_size(self) -> int:
+        return self.hyper.num_streams * self.hidden_size
+
 
 def parse(fields: Fields) -> CompressedConfig:
     """Read DeepSeek-V4's fields, as transformers saves them or as they were published."""
@@ -265,6 +269,16 @@ _MODULES: Final = (
     (r"\.mlp\.shared_experts\.up_proj$", ".ffn.shared_experts.w3"),
 )
 _HARMLESS: Final = frozenset({"auto_map", "rope_interleave"})
-_NAMES: Final = TensorNames(renamed=_RENAMED, unused=("mtp.",), whole=("tid2eid",), modules=_MODULES)
+_DRAFT_HEAD: Final = (("mtp.0.norm.", "model.layers.{0}.shared_head.norm."), ("mtp.0.", "model.layers.{0}."))
+_NAMES: Final = TensorNames(
+    renamed=_RENAMED, unused=("mtp.",), draft_head=_DRAFT_HEAD, whole=("tid2eid",), modules=_MODULES
+)
 
-FAMILY: Final = Family(parse=parse, small=small, harmless=_HARMLESS, names=_NAMES)
+
+def _unused(config: ModelConfig, name: str) -> bool:
+    """Return whether a tensor is the embedding or the head that some files repeat for the layer that drafts."""
+    layer = f"model.layers.{config.num_layers}."
+    return name in (f"{layer}emb.tok_emb.weight", f"{layer}head.weight")
+
+
+FAMILY: Final = Family(parse=parse, small=small, harmless=_HARMLESS, names=_NAMES, unused=_unused)

@@ -32,6 +32,10 @@ class Qwen4Config(Qwen35MoeConfig):
     sigmoid_gate: bool
 
     @property
+    def draft_size(self) -> int:
+        return self.streams.number * self.hidden_size
+
+    @property
     def sparse_top_k(self) -> int:
         return self.index.top_k + self.index.pool - 1
 
@@ -118,8 +122,9 @@ _DERIVED: Final = (".layer_multipliers", ".ngram_heads_vocab_sizes", ".ngram_hea
 
 
 def _unused(config: ModelConfig, name: str) -> bool:
-    """Return whether a tensor follows from the configuration."""
-    return name.endswith(_DERIVED)
+    """Return whether a tensor follows from the configuration, or is of the indexer of the layer that drafts, which
+    attends to all tokens here."""
+    return name.endswith(_DERIVED) or name.startswith(f"model.layers.{config.num_layers}.self_attn.indexer.")
 
 
 _TABLES: Final = frozenset({
@@ -127,6 +132,14 @@ _TABLES: Final = frozenset({
     "make_ngram_vocab_size_divisible_by", "number_of_conv_states", "seed", "split_ngram_parts",
 })  # fmt: skip
 
-_NAMES: Final = replace(NAMES, by_row=".ngram_embedding.")
+_DRAFT_HEAD: Final = (
+    ("mtp.pre_fc_norm_embedding.", "model.layers.{0}.enorm."),
+    ("mtp.pre_fc_norm_hidden.", "model.layers.{0}.hnorm."),
+    ("mtp.fc_embedding.", "model.layers.{0}.e_proj."),
+    ("mtp.fc_hidden.", "model.layers.{0}.h_proj."),
+    ("mtp.hyper_connection_mixer.", "model.layers.{0}.hyper_connection_mixer."),
+    ("mtp.layers.0.", "model.layers.{0}."),
+)
+_NAMES: Final = replace(NAMES, by_row=".ngram_embedding.", draft_head=_DRAFT_HEAD)
 
 FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS | _TABLES, names=_NAMES, unused=_unused)

@@ -4,11 +4,13 @@ from dataclasses import replace
 from typing import Final
 
 from forebay.families.config.transformer import SLIDING
-from forebay.families.deepseek_v4.config import HASHED, SPARSE, CompressedConfig
+from forebay.families.deepseek_v4.config import HASHED, ROUTED, SPARSE, CompressedConfig
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.compressed_attention import CompressedAttentionSpec, EntryIndexerSpec
 from forebay.layers.compressor import CompressorSpec
+from forebay.layers.draft_head import StreamedDraftHeadSpec
 from forebay.layers.mlp import MlpSpec, MoeSpec
+from forebay.layers.params import vector
 from forebay.layers.rotary import RopeSpec
 from forebay.layers.streams import StreamsSpec
 from forebay.layers.sums import SumSpec
@@ -24,6 +26,25 @@ def describe(config: CompressedConfig) -> DecoderSpec:
     """Describe the model: several residual streams around layers of compressed attention and experts."""
     blocks = [_block(config, layer) for layer in range(config.num_layers)]
     return replace(decoder_spec(config, blocks), streams=_streams(config))
+
+
+def draft_head(config: CompressedConfig) -> StreamedDraftHeadSpec:
+    """Describe the layer behind the model's own that drafts tokens: it reads a window of tokens, without entries."""
+    name, layer = layer_name(config.num_layers), config.num_layers
+    drafting = replace(
+        config,
+        layer_types=(*config.layer_types, SLIDING),
+        mlp_layer_types=(*config.mlp_layer_types, ROUTED),
+    )
+    return StreamedDraftHeadSpec(
+        name=name,
+        hidden_size=config.hidden_size,
+        num_streams=config.hyper.num_streams,
+        block=_block(drafting, layer),
+        streams=streams_spec(config, config.hyper, name=f"{name}.hc_head_"),
+        norm=vector(f"{name}.shared_head.norm.weight", config.hidden_size),
+        norm_eps=config.rms_norm_eps,
+    )
 
 
 def _streams(config: CompressedConfig) -> StreamsSpec:

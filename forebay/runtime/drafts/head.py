@@ -7,8 +7,8 @@ step that verifies and not at the end of the one before, because a row's pages r
 
 Drafts, and the values that the head keeps, can lower acceptance and change no token.
 
-Shape letters: B rows that draft, T tokens, S sequences, H hidden size of the head, F entries of its input, padding
-included.
+Shape letters: B rows that draft, T tokens, S sequences, H numbers of a token that the head gives, F entries of its
+input, padding included.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from forebay.memory.slots import PAD
 from forebay.models.drafter import Drafter
 from forebay.ops import Ops
 from forebay.ops.reference.attention import KvCache
+from forebay.pools.cache_pool import CachePool
 from forebay.pools.table import Column, Table
 from forebay.requests.step_plan import StepPlan
 from forebay.runtime.graphs.backends import GraphBackend
@@ -67,8 +68,7 @@ class Head:
         }
         self.kept = Table(forward.rows.num_rows, columns=columns, device=device, take=forward.rows.take)
         self.counts = torch.arange(forward.rows.num_rows + 1, dtype=torch.int32, device=device)
-        num_layers = len(forward.cache.specs)
-        self.layers = [forward.cache.kv(layer) for layer in range(num_layers - drafter.num_layers, num_layers)]
+        self.layers = last_layers(forward.cache, drafter.num_layers)
 
     def begin(self, rows: Tensor, column: str) -> None:
         """`column` becomes the length that these rows [S] have now."""
@@ -84,14 +84,20 @@ class Head:
         return self.forward.context(tokens)
 
 
-def clear_not_finite(ops: Ops, layers: Sequence[KvCache], ctx: ForwardContext, computed: Tensor) -> None:
+def last_layers(cache: CachePool, count: int) -> list[tuple[str, KvCache]]:
+    """Return the KV of the last `count` layers, each with its kind of cache."""
+    num_layers = len(cache.specs)
+    return [(cache.specs[layer].kind, cache.kv(layer)) for layer in range(num_layers - count, num_layers)]
+
+
+def clear_not_finite(ops: Ops, layers: Sequence[tuple[str, KvCache]], ctx: ForwardContext, computed: Tensor) -> None:
     """Zero the KV that a drafter wrote for tokens whose `computed` [T, H] is not finite. The prefix cache adopts it
     unseen if the model's own is finite, and drafts behind it would never be accepted (C30, decision 14)."""
     finite = ops.sampling.finite_rows(computed)
-    for layer in layers:
+    for kind, layer in layers:
         for table in layer:
             if table is not None:
-                ops.drafting.clear_rows(table, ctx.full.out_cache_loc, finite)
+                ops.drafting.clear_rows(table, ctx.pages(kind).out_cache_loc, finite)
 
 
 class DraftStep:
@@ -182,8 +188,7 @@ class DraftHead:
         self, max_num_tokens: int, sizes: Sequence[int], backend: GraphBackend
     ) -> GraphRunner[FollowInputs, Followed]:
         head, device = self.head, self.head.counts.device
-        model, taps = head.forward.model, head.drafter.taps
-        columns = {**Tokens.declared, "seen": Column(model.dtype, (max(1, len(taps)) * model.hidden_size,), pad=0)}
+        columns = {**Tokens.declared, "seen": Column(head.forward.model.dtype, (head.drafter.seen_size,), pad=0)}
         if head.rows.rope_delta is not None:
             columns["rope_positions"] = GridTokens.declared["rope_positions"]
         tokens = Table(max_num_tokens, columns=columns, device=device)

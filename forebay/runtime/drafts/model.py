@@ -25,7 +25,7 @@ from forebay.models.network import Network
 from forebay.ops.reference.accept import Known
 from forebay.pools.table import Column, Table
 from forebay.requests.step_plan import StepPlan
-from forebay.runtime.drafts.head import DraftInputs, FollowedSequences, FollowInputs, clear_not_finite
+from forebay.runtime.drafts.head import DraftInputs, FollowedSequences, FollowInputs, clear_not_finite, last_layers
 from forebay.runtime.graphs.backends import GraphBackend
 from forebay.runtime.graphs.runner import GraphRunner
 from forebay.runtime.host.packing import Array, Sections
@@ -50,8 +50,7 @@ class DraftingModel:
         # As if the last token were a draft behind the one before it.
         self.last_two = Known(self.kept["lens"], self.kept["before_last"], self.rows.last_tokens.unsqueeze(1))
         self.counts = torch.arange(self.rows.num_rows + 1, dtype=torch.int32, device=device)
-        num_layers, num_own = len(forward.cache.specs), len(model.cache_specs())
-        self._layers = [forward.cache.kv(layer) for layer in range(num_layers - num_own, num_layers)]
+        self._layers = last_layers(forward.cache, len(model.cache_specs()))
 
     def hidden(self, batch: Batch, input_ids: Tensor) -> Tensor:
         """Return the hidden states [T, H] of input_ids [T], behind the `lens` tokens of their rows. Writes KV."""

@@ -88,8 +88,8 @@ class Decoded(NamedTuple):
 
 
 class Forward:
-    """`taps`: what of the model a proposer is fed with, see `Model.tapped`. `encodings`: of pictures, None for a model
-    without an encoder. All ranks of `exchange` go on with the tokens of rank 0."""
+    """`taps`: what of the model a draft head is fed with, see `Model.tapped`; None without one. `encodings`: of
+    pictures, None for a model without an encoder. All ranks of `exchange` go on with the tokens of rank 0."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Forward:
         ops: Ops,
         rows: RequestRows,
         cache: CachePool,
-        taps: tuple[int, ...] = (),
+        taps: tuple[int, ...] | None = None,
         encodings: Encodings | None = None,
         exchange: Exchange = ALONE,
     ) -> None:
@@ -160,7 +160,7 @@ class Forward:
 
     def _run(self, tokens: StepTokens) -> tuple[Tensor, Tensor]:
         ctx = self.context(tokens)
-        if self._taps:
+        if self._taps is not None:
             return self.model.tapped(ctx, tokens.input_ids, self._taps)
         hidden = self.model.forward(ctx, tokens.input_ids)
         return hidden, hidden
