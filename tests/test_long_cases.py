@@ -13,7 +13,7 @@ from tests.tiers import LONG_S, MOST_LISTED, unmarked_long
 TESTS = Path(__file__).parent
 BUDGET = Counter(
     api=2, browser=3, cli=3, docs=2, engine=5, formats=4, gates=2, grammar=1, ops=1, route=1, runtime=3, scheduler=1,
-    server=8, simulation=10,
+    server=8, simulation=8,
 )  # fmt: skip
 REMEDY = (
     "make a test shorter, mark it slow, or raise the number with a decision record; lower a number that is too high"

@@ -55,12 +55,12 @@ def test_thin_makes_items_of_slow_cases_in_the_long_tier_alone(selection: str, n
 
 
 @pytest.mark.parametrize(
-    ("selection", "has_gpu", "kept"), [("not slow", False, "02"), ("not slow", True, "0123"), ("", False, "0123")]
+    ("selection", "has_gpu", "kept"), [("not slow", False, "02"), ("not slow", True, "012"), ("", False, "012")]
 )
 def test_thin_makes_items_of_cases_for_a_gpu_where_one_is_or_in_the_long_tier(
     selection: str, has_gpu: bool, kept: str
 ) -> None:
-    calls = [SimpleNamespace(id=str(i), params={"i": i}, marks=[pytest.mark.gpu.mark][: i % 2]) for i in range(4)]
+    calls = [SimpleNamespace(id=str(i), params={"i": i}, marks=[pytest.mark.gpu.mark][: i % 2]) for i in range(3)]
     test = SimpleNamespace(nodeid="test_x", own_markers=[], get_closest_marker={}.get)
     thin(metafunc(calls, test, selection), has_gpu=has_gpu)
     assert [call.id for call in calls] == [*kept]
@@ -78,14 +78,14 @@ def test_thin_with_the_mark_of_a_file_keeps_pairs_if_they_are_fewer(own: bool, n
 
 @pytest.mark.parametrize(
     ("file", "marks", "num_kept"),
-    [("tests/ops/test_x.py", [], 4), ("tests/ops/test_x.py", ["whole"], 20), ("tests/test_x.py", [], 20),
-     ("tests/docs/test_x.py", [], 20), ("tests/ops/test_named.py", [], 20), ("tests/ops/test_cases.py", [], 5)],
+    [("tests/ops/test_x.py", [], 3), ("tests/ops/test_x.py", ["whole"], 20), ("tests/test_x.py", [], 20),
+     ("tests/docs/test_x.py", [], 20), ("tests/ops/test_named.py", [], 20), ("tests/ops/test_cases.py", [], 4)],
 )  # fmt: skip
-def test_thin_of_a_test_without_a_number_keeps_four_cases_or_each_that_counts(
+def test_thin_of_a_test_without_a_number_keeps_three_cases_or_each_that_counts(
     file: str, marks: list[str], num_kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = [SimpleNamespace(id=str(i), params={"i": i}, marks=[]) for i in range(20)]
-    left_out = next(i for i in range(20) if f"{file}::test_y[{i}]" not in sample(ids(file), 4))
+    left_out = next(i for i in range(20) if f"{file}::test_y[{i}]" not in sample(ids(file), 3))
     named = frozenset({"tests/ops/test_named.py::test_y", f"tests/ops/test_cases.py::test_y[{left_out}]"})
     monkeypatch.setattr("tests.tiers._named", lambda: named)
     marked = {name: getattr(pytest.mark, name).mark for name in marks}
@@ -96,7 +96,7 @@ def test_thin_of_a_test_without_a_number_keeps_four_cases_or_each_that_counts(
 
 @pytest.mark.parametrize(
     ("file", "marks", "num_kept"),
-    [("tests/ops/test_x.py", [], 9), ("tests/server/test_x.py", [], 4), ("tests/server/test_x.py", ["whole"], 9)],
+    [("tests/ops/test_x.py", [], 9), ("tests/server/test_x.py", [], 3), ("tests/server/test_x.py", ["whole"], 9)],
 )
 def test_thin_of_a_product_of_three_keeps_all_pairs_of_kernels_and_first_pairs_of_others(
     file: str, marks: list[str], num_kept: int

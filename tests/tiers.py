@@ -1,6 +1,6 @@
 """Which cases of a test the short tier runs; `make test-all` runs all of them.
 
-- Of a test: at most four cases. Of one with three parameters or more, those that have most pairs of values.
+- Of a test: at most three cases. Of one with three parameters or more, those that have most pairs of values.
 - Of a test of the folders whose coverage only rises (memory, requests, scheduler): at most twelve.
 - Of a test below `tests/ops` with three parameters or more: cases in which every two values of two parameters meet, if
   they ever do. A kernel has a variant for each instruction set, type and shape.
@@ -31,7 +31,7 @@ from tests.pairs import most_pairs
 
 SHORT_TIER: Final = "not slow"  # of the option -m
 SHORT_PERCENT: Final = 40  # of the examples of hypothesis, of which the long tier has 100 unless a test says otherwise
-MOST: Final = 4  # cases of a test that says nothing else
+MOST: Final = 3  # cases of a test that says nothing else
 MOST_OF_COVERED: Final = 12
 COVERED: Final = "tests/memory/", "tests/requests/", "tests/scheduler/"
 KERNELS: Final = "tests/ops/"

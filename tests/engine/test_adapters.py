@@ -196,6 +196,7 @@ def test_an_unload_answers_late_where_requests_go_on(llm):
     assert core.scheduler.pools.adapters.slots.num_free == 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("given_up", [False, True], ids=["unloaded", "and a load given up"])
 def test_unload_of_a_draining_adapter_waits_as_the_first_one(llm, adapters, given_up):
     core, loader = llm._core, llm._core.adapters

@@ -43,6 +43,7 @@ def llm(request: pytest.FixtureRequest, checkpoint: Tiny) -> LLM:
     return LLM(str(checkpoint.path), overlap_depth=request.param, **FLAGS)
 
 
+@pytest.mark.slow
 def test_the_memory_of_an_engine_that_is_gone_goes_back_to_the_system(checkpoint: Tiny) -> None:
     def resident_bytes() -> int:
         with open("/proc/self/statm") as file:

@@ -70,6 +70,7 @@ def test_new_weights_encode_pictures_anew(model: VisualModel, prompts: list[Prom
     assert updated == tokens_of(core_of(other), prompts) != before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name == "lfm2_vl" else pytest.param(name, marks=pytest.mark.slow) for name in TYPES]
 )

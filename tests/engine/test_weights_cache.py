@@ -101,6 +101,7 @@ def test_second_start_maps_the_file_and_gives_the_same_tokens(
     assert computed == []
 
 
+@pytest.mark.slow
 def test_second_start_bfloat16_gives_the_same_tokens(models: Callable[[str], Path], folder: Path) -> None:
     right = plain(models("llama"), dtype="bfloat16", activation_bits=8)
     for word in ("written", "mapped"):
@@ -310,6 +311,7 @@ def test_start_smaller_limit_than_the_weights_serves_without_a_file(
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_start_small_or_unquantized_checkpoint_needs_no_file(
     models: Callable[[str], Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

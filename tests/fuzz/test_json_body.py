@@ -12,6 +12,7 @@ from forebay.base.json_text import MAX_DEPTH
 from forebay.http.bodies import parse_json_object
 from forebay.server.app import ROUTES
 from tests.fuzz.mutants import fuzz, mutated, outcome, seeds
+from tests.tiers import examples
 
 BODIES = [
     b'{"prompt": "hello", "max_tokens": 5, "temperature": 0.5, "stop": ["a", "b"], "logit_bias": {"5": -1.5}}',
@@ -63,7 +64,7 @@ def check(body: bytes) -> None:
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", seeds(2, 100))
 def test_d7_a_body_is_refused_or_read_as_strict_json_reads_it(seed: int) -> None:
-    fuzz(seed, 600, lambda rng: mutated(rng, BODIES), check)
+    fuzz(seed, examples(600), lambda rng: mutated(rng, BODIES), check)
 
 
 def test_a_string_that_is_not_closed_is_looked_at_once() -> None:

@@ -88,6 +88,7 @@ def test_text_and_token_ids_are_the_same_prompt(api: openai.OpenAI, tokenizer: T
     assert several.usage.prompt_tokens == len(ids) + len(tokenizer.encode("One, two, three,"))
 
 
+@pytest.mark.slow
 def test_echoed_scores_agree_with_the_scores_of_generation(api: openai.OpenAI) -> None:
     """What the model chose with a log-probability has the same one when it is read back as a prompt."""
     written = complete(api, logprobs=3)
@@ -104,6 +105,7 @@ def test_echoed_scores_agree_with_the_scores_of_generation(api: openai.OpenAI) -
         assert sum(map(math.exp, top.values())) <= 1 + 1e-6
 
 
+@pytest.mark.slow
 def test_echo_returns_the_prompt_and_the_continuation(api: openai.OpenAI) -> None:
     plain, echoed = complete(api), complete(api, echo=True)
     assert echoed.choices[0].text == PROMPT + plain.choices[0].text

@@ -137,6 +137,7 @@ def test_hisparse_int8_kv_equals_off(known: Known) -> None:
     in_codes.check(tiered(in_codes, radix_cache=True, **TIGHT))
 
 
+@pytest.mark.slow
 def test_hisparse_torch_kernels_equal_off() -> None:
     """In the same batch: torch's products depend on their rows."""
     path = shared_tiny("deepseek_v32").path

@@ -159,6 +159,7 @@ def test_c19_a_conversation_resumes_from_its_states(
     assert turns[-1][1].cached_tokens >= (len(branch) - 1) // page_size * page_size
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 def test_c19_hits_of_every_length_around_pages(rig: Rig, alone: Callable[..., list[Any]]) -> None:
     """C-3: a trunk whose states were kept everywhere, left at every length, in a warm and in a partly evicted cache."""

@@ -172,7 +172,7 @@ def test_tokens_do_not_depend_on_pages_and_chunks(shown: Shown, page_size: int, 
     shown.check(shown.rig.engine(page_size=page_size, chunked_prefill_size=chunk), apart=1)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("overlap_depth", [0, 1, 2])
 @pytest.mark.parametrize("layer_tokens", [0.1, 3.0, 1000.0])
 def test_tokens_do_not_depend_on_slices(shown: Shown, overlap_depth: int, layer_tokens: float) -> None:

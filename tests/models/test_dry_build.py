@@ -62,6 +62,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("types", [SOME, pytest.param(sorted(TYPES), marks=pytest.mark.slow)], ids=len)
 def test_nothing_is_computed_with_shapes(types):
     """Which would take a second, for torch then imports its compiler."""

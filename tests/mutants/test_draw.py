@@ -148,6 +148,7 @@ def test_change_is_found_by_a_test_that_passes_without_it(first: str | Stale, ag
     assert outcome(Copy(), AREAS["scheduler"], change, unknown) == result  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("bare")
 def test_first_failure_is_named_without_its_parameters(tmp_path: Path) -> None:
     overlay = object.__new__(Overlay)
@@ -175,6 +176,7 @@ def test_first_failure_that_ends_pytest_itself_is_of_the_first_test(file: str, t
     assert overlay.first_failure(["tests/test_y.py::test_x"]) == "tests/test_y.py::test_x"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("bare")
 def test_first_failure_of_tests_that_are_not_there_is_none_of_the_change(tmp_path: Path) -> None:
     overlay = object.__new__(Overlay)

@@ -35,6 +35,7 @@ def build_wheel(folder: Path, *kernels_for: int) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
 
+@pytest.mark.slow
 def test_wheel_without_compiled_kernels_is_for_any_platform(tmp_path: Path) -> None:
     assert build_wheel(tmp_path).stdout.strip().endswith("-py3-none-any.whl")
 
@@ -52,6 +53,7 @@ def test_wheel_with_compiled_kernels_is_for_their_machine_and_c_libraries_from_2
     assert "Root-Is-Purelib: false" in zipfile.ZipFile(wheel).read(about).decode()
 
 
+@pytest.mark.slow
 def test_wheel_with_kernels_for_two_machines_is_refused(tmp_path: Path) -> None:
     done = build_wheel(tmp_path, 62, 183)
     assert done.returncode != 0

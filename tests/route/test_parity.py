@@ -70,6 +70,7 @@ def test_router_reported_body_has_the_answer_of_a_server(both: Twins, path: str,
     both.assert_same("POST", path, content)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "content"), list(bad.corpus()), ids=[name for name, _ in bad.corpus()])
 def test_router_body_that_is_no_object_has_the_answer_of_a_server(both: Twins, name: str, content: bytes) -> None:
     for path in READ:

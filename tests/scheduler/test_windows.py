@@ -64,7 +64,7 @@ def test_a_long_decode_holds_no_more_than_its_window():
 @pytest.mark.parametrize("page_size", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("rows", [3, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("depth", [0, pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize("chunk", [5, 16, 64])
+@pytest.mark.parametrize("chunk", [pytest.param(5, marks=pytest.mark.slow), 16, 64])
 def test_the_least_number_of_window_pages_is_enough(depth, chunk, rows, page_size):
     """For prompts that end with their first token, for growing ones, and for those given up with a chunk in flight."""
     rig = windowed(depth, rows=rows, chunk=chunk, page_size=page_size, num_pages=2000, max_queued_requests=64)

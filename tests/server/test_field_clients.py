@@ -109,6 +109,7 @@ def test_responses_input_tokens_are_those_of_the_prompt(model: Model) -> None:
     assert (counted.object, counted.input_tokens) == ("response.input_tokens", answer.usage.input_tokens)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("path", "body"),
     [

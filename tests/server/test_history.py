@@ -146,6 +146,7 @@ def test_messages_thread_is_refused_with_the_code_that_clients_retry_on(model: A
     assert refused.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
 
 
+@pytest.mark.slow
 def test_messages_tool_runner_of_the_client_runs_to_its_end(model: Any) -> None:
     """The client's runner asks for a thread, is refused, and sends the whole conversation."""
     speaker = model(QWEN25)

@@ -232,6 +232,7 @@ def test_a_stream_that_fails_says_so_in_an_event_of_its_own(launch: Callable[...
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
+@pytest.mark.slow
 def test_the_async_client_streams_many_at_once(model: Callable[[str], Model]) -> None:
     one = model(QWEN25)
     one.answer = f"Let me look. {CALL}"

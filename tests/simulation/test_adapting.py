@@ -52,6 +52,7 @@ def begin_with_one_number(adapters: Adapters, name: str, path: str, *, replace: 
 BEGIN = Adapters.begin
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("owner", "name", "mistake"),

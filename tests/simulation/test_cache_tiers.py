@@ -25,6 +25,7 @@ def test_c19_tiers_random_traffic_gives_the_tokens_of_the_reference(seeds: Seque
         assert outcome.lost >= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [KEEPING, *SLOW], ids=lambda seeds: str(seeds[0]))
 def test_c8_tiers_with_kept_prefixes_give_the_tokens_of_the_reference(seeds: Sequence[int]) -> None:
     outcome = sum((run_tiers(seed) for seed in seeds), Outcome(seeds=0))

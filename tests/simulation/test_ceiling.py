@@ -79,6 +79,7 @@ def test_c27_one_request_that_ends_near_the_ceiling_is_refused_or_computed_once(
     assert sim.scheduler.counters.get("retractions", 0) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("drafts", DRAFTS)
 @pytest.mark.parametrize("kind", KINDS)

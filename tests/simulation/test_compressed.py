@@ -49,6 +49,7 @@ def one_place_less(states: BlockStates, types: CacheTypes) -> int:
 SLOTS, RING = Rings.transfer_slots, BlockStates.ring
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("owner", "name", "mistake"),

@@ -98,6 +98,7 @@ def a_matcher_goes_on_where_its_output_begins_again(patch: Patch) -> None:
     patch.setattr(Constraints, "begin", mutated)
 
 
+@pytest.mark.slow
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_simulator_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

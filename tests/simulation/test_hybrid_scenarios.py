@@ -101,6 +101,7 @@ def test_a3_c18_what_is_in_the_cache_was_written_by_steps_that_have_completed(ki
 # -- B-5 --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize("rows", [1, 2])

@@ -25,6 +25,7 @@ def test_c27_kept_prefixes_random_traffic_gives_the_tokens_of_the_reference(seed
         assert min(outcome.prefixes_kept, outcome.prefixes_not_kept, outcome.given_up) >= 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [SLEEPY, *SLOW], ids=lambda seeds: str(seeds[0]))
 def test_c25_kept_prefixes_outlast_a_sleep_that_keeps_the_cache_and_no_other(seeds: Sequence[int]) -> None:
     outcome = sum((sleeping.run_seed(seed, keeping=True) for seed in seeds), SleepOutcome(seeds=0))

@@ -31,7 +31,7 @@ def test_c8_steps_take_what_was_promised_from_the_least_pools(name: str, chunk: 
             run(seed)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_kind_that_promises_too_little_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three windows less for each row than it may hold."""
 

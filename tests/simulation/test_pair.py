@@ -57,6 +57,7 @@ def test_pair_clocks_of_both_engines_never_decrease() -> None:
         assert half.times == sorted(half.times)
 
 
+@pytest.mark.slow
 def test_the_command_line_replays_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seed", "2"]) == 0
     assert run_pair(2).digest in capsys.readouterr().out

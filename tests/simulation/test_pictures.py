@@ -127,6 +127,7 @@ MISTAKES: Sequence[tuple[object, str, Callable[..., Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.quick(3)
 @pytest.mark.parametrize(("owner", "name", "mistake"), MISTAKES, ids=[mistake.__name__ for _, _, mistake in MISTAKES])
 def test_a_mistake_about_pictures_is_found(

@@ -14,7 +14,7 @@ from tests.simulation.rig import greedy, simulation, traffic
 # -- C-1 --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("every", [0, 3, 10])
 @pytest.mark.parametrize("chunk", [1, 7, 4, 16, 2048])

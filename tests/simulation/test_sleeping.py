@@ -194,12 +194,14 @@ def who_waits_with_an_open_ticket_waits_for_ever(patch: Patch) -> None:
     patch.setattr(Role, "drain", lambda self: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_simulator_of_sleeps_finds(name: str) -> None:
     seed = MUTATIONS.found_after(name, [FOUND_AT.get(name, 0), *range(PER_MUTATION)])
     assert seed is not None, f"no seed below {PER_MUTATION} fails although {name.replace('_', ' ')}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if FOUND_AT.get(name) == 6 else pytest.param(name, marks=pytest.mark.slow) for name in OF_PAIRS]
 )

@@ -90,6 +90,7 @@ def test_b1_b3_c28_steps_cut_by_their_time_end_every_request_with_the_references
     assert num_cut > 3
 
 
+@pytest.mark.slow
 def test_b7_virtual_step_times_replay_to_the_same_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed, "LEAST_TOKENS", LEAST)
     for seed in range(2):

@@ -174,6 +174,7 @@ class Homesick(IndexKeys):
         return self.of_page[pages[:0]]
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", [Forgetful, Stuck, Homesick])
 def test_a_kind_that_does_not_follow_is_found(kind: type[IndexKeys]) -> None:

@@ -40,6 +40,7 @@ def decoded(sim: Scripted, tracked: Tracked, num_tokens: int = 1) -> None:
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 @of_all_kinds
 @on_all_sides
 def test_c16_a_stop_token_ends_its_request_at_every_place_among_the_accepted(side: str, depth: int, kind: str) -> None:
@@ -52,6 +53,7 @@ def test_c16_a_stop_token_ends_its_request_at_every_place_among_the_accepted(sid
         assert (tracked.received, tracked.finish) == (right[: right.index(stop) + 1], FinishReason.STOP)
 
 
+@pytest.mark.quick(2)
 @of_all_kinds
 @on_all_sides
 def test_c16_no_token_comes_behind_the_last_one_wherever_that_is_among_the_accepted(
@@ -82,6 +84,7 @@ def test_b5_c16_the_end_of_the_context_and_of_the_pool_is_a_boundary_for_drafts_
 # -- what stays -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("num_right", [0, 1, W])
 @on_all_sides
 def test_c16_the_cache_has_of_a_request_what_was_accepted_and_not_a_token_more(
@@ -199,6 +202,7 @@ def test_c30_non_finite_values_behind_the_first_rejection_fail_no_request(kind: 
         assert len(tracked.received) == (1 + position if harmed else 20)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("ending", ["stop", "length"])

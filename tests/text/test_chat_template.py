@@ -137,6 +137,7 @@ def test_a_template_that_takes_all_memory_has_little_and_the_next_conversation_i
         assert template.render(HI, add_generation_prompt=True) == "hi"
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("source", "why"),

@@ -25,6 +25,7 @@ def test_transports_have_a_file_for_each_name_and_a_name_for_each_file() -> None
     assert files == {name.value for name in NAMES}
 
 
+@pytest.mark.slow
 def test_transports_libraries_are_imported_only_if_chosen() -> None:
     """One process chooses each in turn, those that need a library last. After the last one there is none to import."""
     libraries = [TransferBackend.NIXL, TransferBackend.MOONCAKE]

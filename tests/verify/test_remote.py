@@ -176,6 +176,7 @@ def test_server_that_fails_in_the_middle_is_compared_by_what_it_answered_before(
     assert exit_code(outcomes, 1) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("garbage", [b"data: {\r\n\r\n", b"data: [1]\r\n\r\n", b'data: {"choices": [7]}\r\n\r\n'])
 def test_server_that_streams_garbage_fails_where_it_streams_and_is_compared_elsewhere(garbage: bytes) -> None:
@@ -273,6 +274,7 @@ def test_reply_of_calls_in_pieces_equals_that_of_the_whole() -> None:
     assert first_difference(whole, streamed) == ("calls", 17, '"oak"})', '"oak"} )', None)
 
 
+@pytest.mark.slow
 def test_page_shows_both_texts_and_escapes_them() -> None:
     comparison, outcomes = asyncio.run(_compared(FakeServer(batch_from=5)))
     outcomes[0].what = "<script>"

@@ -31,6 +31,7 @@ def test_verification_gives_tiers_their_settings(tmp_path: Path) -> None:
     assert not verification.varied & {"hisparse_host_path", "hisparse_config"}
 
 
+@pytest.mark.slow
 def test_verification_refuses_tiers_of_a_model_without_sparse_attention(tmp_path: Path) -> None:
     given = {"model_path": made("llama", tmp_path)}
     dense = Verification(given, num=2, max_tokens=8, seed=0)

@@ -389,6 +389,7 @@ def test_verify_differences_in_every_circumstance_are_reported_with_their_prompt
         assert not adapter or f", adapter {adapter}), token 1: " in text
 
 
+@pytest.mark.slow
 def test_verify_shows_speculation_by_rejections_behind_accepted_drafts_of_each_way(
     small_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -398,6 +399,7 @@ def test_verify_shows_speculation_by_rejections_behind_accepted_drafts_of_each_w
     assert re.search(r"draft tokens were accepted, \d+ times only some of a draft", outcome["what"])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("partly", "shown"), [(0, ""), (1, "573 of 574 draft tokens were accepted, 1 time")])
 def test_verify_speculation_without_a_rejection_behind_an_accepted_token_is_not_shown(
     partly: int, shown: str, small_model: Path

@@ -138,6 +138,7 @@ def test_engine_takes_what_the_server_cuts(height: int, width: int, least: int, 
     assert 0 < vision.num_tokens(size) <= vision.max_tokens
 
 
+@pytest.mark.slow
 def test_request_for_few_tokens_gets_few() -> None:
     own = tiling(max_pixels=1 << 24)
     content = file_of(noise(1200, 900))

@@ -114,6 +114,7 @@ def test_any_image_of_muse_glimmer_has_the_size_of_transformers() -> None:
                 assert closest((height, width), 28, most) == theirs
 
 
+@pytest.mark.slow
 def test_image_of_low_detail_has_few_tokens() -> None:
     content = file_of(noise(900, 1200))
     for tiling, tokens in ((PADDED, 17 * 22), (CLOSEST, 16 * 20)):
