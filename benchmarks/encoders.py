@@ -4,7 +4,8 @@
     python -m benchmarks.encoders MODEL --peers transformers,onnx --batches 1,16 --lengths 16,128
 
 Texts are random words of so many tokens. The engines compute each batch in turns, so that what else runs on the machine
-slows all of them alike. Figures are medians of the wall time and of the CPU time of all threads.
+slows all of them alike. Figures are medians of the wall time and of the CPU time of all threads (llama-server's among
+them), and medians over the turns of the quickest peer's time divided by ours.
 
 Peers: `transformers` pads batches of 32 texts, longest first, as sentence-transformers does. `sentence-transformers`,
 `onnx` (the folder's `onnx/model.onnx`, by ONNX Runtime) and `llama` (`--gguf FILE`, by llama-server over HTTP) are
@@ -41,6 +42,9 @@ WORDS: Final = (
     *("the", "pool", "above", "a", "turbine", "holds", "water", "for", "one", "day"),
     *("and", "feeds", "it", "through", "the", "gate", "at", "night"),
 )
+
+SERVERS: Final[list[int]] = []  # processes that compute for this one
+OURS: Final = ("forebay", "forebay-bfloat16")
 
 LLAMA: Final = llama_folder() / "llama-server"
 
@@ -119,7 +123,7 @@ def onnx_engine(path: Path, options: argparse.Namespace) -> Embed:
 
 
 def llama_engine(path: Path, options: argparse.Namespace) -> Embed:
-    """Return what llama.cpp's server answers, one request for all texts. Its CPU time is another process's."""
+    """Return what llama.cpp's server answers, one request for all texts."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     threads = str(options.threads)
@@ -128,6 +132,7 @@ def llama_engine(path: Path, options: argparse.Namespace) -> Embed:
     kernels = {**os.environ, "LD_LIBRARY_PATH": str(llama_kernels(None))}
     server = subprocess.Popen([str(LLAMA), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=kernels)
     atexit.register(server.kill)
+    SERVERS.append(server.pid)
     client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=None, trust_env=False)
     while server.poll() is None:
         try:
@@ -158,11 +163,36 @@ def engines(path: Path, options: argparse.Namespace) -> dict[str, Embed]:
     return found
 
 
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of the servers."""
+    ticks = 0
+    for pid in SERVERS:
+        user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        ticks += int(user) + int(system)
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
 def measured(embed: Embed, texts: Sequence[str]) -> tuple[float, float]:
     """Return the seconds of wall time and of CPU time."""
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall, cpu = time.perf_counter(), cpu_seconds()
     embed(texts)
-    return time.perf_counter() - wall, time.process_time() - cpu
+    return time.perf_counter() - wall, cpu_seconds() - cpu
+
+
+def ratios(times: dict[str, list[tuple[float, float]]]) -> str:
+    """Return the medians, over the turns, of the quickest peer's wall and CPU time over each of ours."""
+    peers = [each for name, each in times.items() if name not in OURS]
+    shown = []
+    for name in set(OURS) & set(times) if peers else ():
+        turns = list(zip(*peers, strict=True))
+        wall, cpu = (
+            statistics.median(
+                min(peer[kind] for peer in turn) / own[kind] for turn, own in zip(turns, times[name], strict=True)
+            )
+            for kind in (0, 1)
+        )
+        shown.append(f"{name} {wall:.2f}x (CPU {cpu:.2f}x)")
+    return ", ".join(sorted(shown))
 
 
 def main() -> None:
@@ -195,7 +225,7 @@ def main() -> None:
                 f"(CPU {statistics.median(cpu for _, cpu in each) * 1e3:.1f} ms)"
                 for name, each in times.items()
             )
-            print(f"{count} texts of {length} tokens: {shown}", flush=True)
+            print(f"{count} texts of {length} tokens: {shown}; {ratios(times)}", flush=True)
 
 
 if __name__ == "__main__":

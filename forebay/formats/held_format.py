@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.formats.quantization import Quantization
-from forebay.formats.quantized import GROUP, CodeFormat
+from forebay.formats.quantized import ENCODER_BITS, GROUP, CodeFormat
 
 QUANTIZED_BITS: Final = {Quantization.INT8: 8, Quantization.INT4: 4}
 # What `quantize_rows` makes, by bits.
@@ -20,12 +20,12 @@ def held_format(
 ) -> CodeFormat | None:
     """Return the format that holds a matrix which the file has in `own` codes; None for the model's dtype.
 
-    `min_bits` are the fewest that it can do with: 4, 8, or 16 for the model's dtype. Codes of no more bits than are
-    asked for stay as they are.
+    `min_bits` are the fewest that it can do with: 4, 8, `ENCODER_BITS`, or 16 for the model's dtype. Codes of no more
+    bits than are asked for stay as they are.
     """
-    if quantization is Quantization.NONE or min_bits > 8 or in_features % GROUP:
+    if quantization is Quantization.NONE or min_bits > ENCODER_BITS or in_features % GROUP:
         return None
     if quantization is Quantization.FILE:
         return own
     bits = max(min_bits, QUANTIZED_BITS[quantization])
-    return own if own is not None and own.bits <= bits else QUANTIZED_FORMATS[bits]
+    return own if own is not None and own.bits <= bits else QUANTIZED_FORMATS.get(bits)

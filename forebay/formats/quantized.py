@@ -22,6 +22,7 @@ PANEL: Final = 32  # outputs that are packed together, in one format
 # Fewest bits of the embedding and the head: 4-bit checkpoints of all kinds have them in more than the layers, and a
 # token reads only one row of the first.
 HEAD_BITS: Final = 8
+ENCODER_BITS: Final = 12  # of a text encoder's first layers of each part: codes of a file, and none that are made
 
 # Of a weight that the loader rejects.
 NOT_FINITE: Final = "has values that are not finite (NaN or infinity): the checkpoint is damaged, use another"

@@ -14,6 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from forebay.formats.quantized import ENCODER_BITS
 from forebay.layers.build import Parts
 from forebay.layers.norms import NormSpec, build_norm
 from forebay.layers.segments import Distances, Segments
@@ -100,13 +101,16 @@ class DisentangledAttention:
         self._ops: Ops = parts.ops
         self._spec = spec
         width, q_and_k = spec.num_heads * spec.head_dim, spec.of_distances or spec.names[:2]
-        each = {name: parts.linear({name: width}, spec.hidden_size, bias=True) for name in {*spec.names, *q_and_k}}
+        sizes = {name: {name: width} for name in (*spec.names, *q_and_k)}
+        each = {
+            name: parts.linear(size, spec.hidden_size, bias=True, min_bits=ENCODER_BITS) for name, size in sizes.items()
+        }
         self._q, self._k, self._v = (each[name] for name in spec.names)
         self._of_query, self._of_key = (each[name] for name in q_and_k)
         self._output = parts.linear({spec.output: spec.hidden_size}, width, bias=True)
 
     def __call__(self, x: Tensor, texts: Segments) -> Tensor:
-        """x [T, H], which stays as it is -> [T, H]."""
+        """x [T, H], which stays as it is -> [T, H] float32."""
         assert texts.distances is not None, "a model with this attention has a table of distances"
         q, k, v = (self._heads(layer.of(x)) for layer in (self._q, self._k, self._v))
         embeddings, row = texts.distances
@@ -122,7 +126,7 @@ class DisentangledAttention:
             scores = queries @ keys.transpose(1, 2) + by_query + by_key
             weights = (scores * self._spec.factor).softmax(dim=-1)
             out[first:end] = (weights @ values).transpose(0, 1).flatten(1).to(x.dtype)
-        return self._output.of(out)
+        return self._output.of_f32(out)
 
     def _heads(self, x: Tensor) -> Tensor:
         """x [N, Hq * D] -> [Hq, N, D] float32."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from forebay.formats.quantized import HEAD_BITS
@@ -24,11 +25,12 @@ def embedding_table(name: str, num_tokens: int, size: int) -> TensorParam:
     return TensorParam(names=(name,), sizes=(num_tokens,), inner=(size,), min_bits=HEAD_BITS)
 
 
-def lookup(parts: Parts, table: Tensor | LinearWeight) -> Callable[[Tensor], Tensor]:
-    """ids [T] -> their rows of a table of `Weights`, [T, H]."""
+def lookup(parts: Parts, table: Tensor | LinearWeight, dtype: torch.dtype | None = None) -> Callable[[Tensor], Tensor]:
+    """ids [T] -> their rows of a table of `Weights`, [T, H], in the dtype of the model or in float32."""
+    dtype = dtype or parts.weights.dtype
     if isinstance(table, Tensor):
-        return partial(parts.ops.linear.embedding, table=table, dtype=parts.weights.dtype)
-    return partial(parts.ops.linear.embedding_packed, table=table, dtype=parts.weights.dtype)
+        return partial(parts.ops.linear.embedding, table=table, dtype=dtype)
+    return partial(parts.ops.linear.embedding_packed, table=table, dtype=dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

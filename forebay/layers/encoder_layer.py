@@ -63,10 +63,13 @@ class EncoderLayerSpec:
 
 class EncoderLayer:
     """norm(x + attention(x)), then norm(x + mlp(x)): Attention Is All You Need, arXiv 1706.03762, section 3.1. Or x +
-    attention(norm(x)), then x + mlp(norm(x))."""
+    attention(norm(x)), then x + mlp(norm(x)).
+
+    x and the norms are in float32: rounded to bfloat16 behind each part, vectors of all-MiniLM-L6-v2 lose four times as
+    much (docs/benchmarks.md). Only the inputs of products have the dtype of the weights."""
 
     def __init__(self, spec: EncoderLayerSpec, parts: Parts) -> None:
-        self._ops, self._norm_first = parts.ops, spec.norm_first
+        self._ops, self._dtype, self._norm_first = parts.ops.elementwise, parts.weights.dtype, spec.norm_first
         norms = (_norm_of(norm, parts, spec.norm_eps) for norm in spec.norms)
         self._attention, self._mlp = spec.attention.build(parts), spec.mlp.build(parts)
         inner = (_norm_of(norm, parts, spec.norm_eps) for norm in spec.inner_norms or (None, None))
@@ -77,14 +80,15 @@ class EncoderLayer:
         return self._mlp(x)
 
     def __call__(self, x: Tensor, texts: Segments) -> Tensor:
-        """x [T, H] -> [T, H]."""
+        """x [T, H] float32 -> [T, H] float32."""
+        ops, dtype = self._ops, self._dtype
         for part, norm, inner in self._sublayers:
             if self._norm_first:
-                x = self._ops.elementwise.add_(inner(part(norm(x), texts)), x)
+                x = ops.add_(inner(part(ops.narrow(norm(x), dtype), texts)), x)
             else:
-                x = norm(self._ops.elementwise.add_(part(x, texts), x))
+                x = norm(ops.add_(part(ops.narrow(x, dtype), texts), x))
         return x
 
 
 def _norm_of(norm: NormSpec | None, parts: Parts, eps: float) -> Callable[[Tensor], Tensor]:
-    return (lambda x: x) if norm is None else build_norm(norm, parts, eps).of
+    return (lambda x: x) if norm is None else build_norm(norm, parts, eps, float32=True).of

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forebay.formats.quantized import ENCODER_BITS
 from forebay.layers.build import Parts
 from forebay.ops import Ops
 
@@ -39,20 +40,23 @@ class EncoderMlpSpec:
 
 
 class EncoderMlp:
-    """Two linear layers with an activation between them, perhaps gated (arXiv 2002.05202)."""
+    """Two linear layers with an activation between them, perhaps gated (arXiv 2002.05202).
+
+    The first is never rounded to codes: with it and the projections of attention in 8 bits, all-MiniLM-L6-v2 misses a
+    cosine of 0.9999."""
 
     def __init__(self, spec: EncoderMlpSpec, parts: Parts) -> None:
         width, inner = spec.hidden_size, spec.intermediate_size
         joined = spec.gate == spec.up
         outputs = {spec.up: 2 * inner} if joined else {name: inner for name in (spec.gate, spec.up) if name}
         gate_first = (range(inner, 2 * inner), range(inner)) if joined and not spec.gate_first else ()
-        self._up = parts.linear(outputs, width, bias=spec.up_bias, rows=gate_first)
+        self._up = parts.linear(outputs, width, bias=spec.up_bias, rows=gate_first, min_bits=ENCODER_BITS)
         self._down = parts.linear({spec.down: width}, inner, bias=spec.down_bias)
         self._activate = (_GATED if spec.gate else _PLAIN)[spec.activation](parts.ops)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [T, H], which stays as it is -> [T, H]."""
-        return self._down.of(self._activate(self._up.of(x)))
+        """x [T, H], which stays as it is -> [T, H] float32."""
+        return self._down.of_f32(self._activate(self._up.of(x)))
 
 
 _Activation = Callable[[Tensor], Tensor]

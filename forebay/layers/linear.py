@@ -34,6 +34,10 @@ class Linear:
         """x [T, K] -> [T, N], outside of a decoder's step, without adapters."""
         return self._ops.linear.apply(x, self.weight)
 
+    def of_f32(self, x: Tensor) -> Tensor:
+        """As `of`; the sums are not rounded: [T, N] float32."""
+        return self._ops.linear.apply_f32(x, self.weight)
+
 
 class GatheredLinear:
     """A linear layer of which each rank has a part of the outputs: all ranks get all of them."""

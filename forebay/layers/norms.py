@@ -42,16 +42,16 @@ def layer_norm_spec(name: str, size: int, *, bias: bool) -> LayerNormSpec:
     return LayerNormSpec(weight=vector(f"{name}.weight", size), bias=vector(f"{name}.bias", size) if bias else None)
 
 
-def build_norm(spec: NormSpec, parts: Parts, eps: float) -> Norm:
-    """Return the norm with its weights."""
-    ops, weights = parts.ops, parts.weights
+def build_norm(spec: NormSpec, parts: Parts, eps: float, *, float32: bool = False) -> Norm:
+    """Return the norm with its weights, in the dtype of the model or in float32: that of what is normed."""
+    ops, load = parts.ops, partial(parts.weights.tensor, float32=float32)
     if isinstance(spec, TensorParam):
-        weight = weights.tensor(spec)
+        weight = load(spec)
         return Norm(
             partial(ops.norms.rms_norm, weight=weight, eps=eps), partial(ops.norms.add_rms_norm, weight=weight, eps=eps)
         )
-    bias = None if spec.bias is None else weights.tensor(spec.bias)
-    of = partial(ops.norms.layer_norm, weight=weights.tensor(spec.weight), bias=bias, eps=eps)
+    bias = None if spec.bias is None else load(spec.bias)
+    of = partial(ops.norms.layer_norm, weight=load(spec.weight), bias=bias, eps=eps)
     return Norm(of, lambda x, residual: of(ops.elementwise.add_(residual, x)))
 
 

@@ -32,13 +32,13 @@ class TensorParam:
     """Checkpoint tensors `names` joined along their first dimension, `sizes` long each; `inner` is the rest of it.
 
     `rows` of the joined tensor make up the weight: so a step finds side by side the rows that a family interleaves.
-    `own` are those of them, in their order, that a rank has; () for all.
-    `offset` is added to every entry when it is loaded: some families store norm weights as differences from 1. `scales`
-    are runs of rows, all of them or none, and the factor of each when it is loaded: so a constant multiplier of a
-    layer's input or output costs nothing in a step. `min_bits` are the fewest bits that may hold it: 4 or 8 for a
-    matrix that is only multiplied with or looked up in, 16 for the model's dtype. A `bound` is one number that values
-    are held within, perhaps an infinity. `bare`: files have the one number without a dimension. `by_row`: it stays in
-    its file, from which single rows are read.
+    `own` are those of them, in their order, that a rank has; () for all. `offset` is added to every entry when it is
+    loaded: some families store norm weights as differences from 1. `scales` are runs of rows, all of them or none,
+    and the factor of each when it is loaded: so a constant multiplier of a layer's input or output costs nothing in a
+    step. `min_bits` are the fewest bits that may hold it: 4, 8 or `ENCODER_BITS` for a matrix that is only multiplied
+    with or looked up in, 16 for the model's dtype. A `bound` is one number that values are held within, perhaps an
+    infinity. `bare`: files have the one number without a dimension. `by_row`: it stays in its file, from which single
+    rows are read.
     """
 
     names: tuple[str, ...]

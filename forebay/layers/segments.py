@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from forebay.formats.quantized import ENCODER_BITS
 from forebay.layers.build import Parts
 from forebay.layers.norms import NormSpec, build_norm, norm_name
 from forebay.layers.rotary import RopeSpec
@@ -108,13 +109,13 @@ class SegmentAttention:
         self._ops, self._spec, self._scale = parts.ops, spec, spec.factor
         width, sizes = spec.num_heads * spec.head_dim, [heads * spec.head_dim for heads in spec.heads]
         outputs = dict(zip(spec.names, sizes, strict=True)) if len(spec.names) > 1 else {spec.names[0]: sum(sizes)}
-        self._qkv = parts.linear(outputs, spec.hidden_size, bias=spec.bias)
+        self._qkv = parts.linear(outputs, spec.hidden_size, bias=spec.bias, min_bits=ENCODER_BITS)
         self._head_norms = [build_norm(norm, parts, spec.norm_eps).of for norm in spec.head_norms or ()]
         self._output = parts.linear({spec.output: spec.hidden_size}, width, bias=spec.output_bias)
         self._cos_sin = None if spec.rope is None else parts.rope(spec.rope)
 
     def __call__(self, x: Tensor, texts: Segments) -> Tensor:
-        """x [T, H], which stays as it is -> [T, H]."""
+        """x [T, H], which stays as it is -> [T, H] float32."""
         ops, spec = self._ops, self._spec
         q, k, v = torch.split(self._qkv.of(x).view(len(x), -1, spec.head_dim), list(spec.heads), dim=1)
         if self._head_norms:
@@ -130,4 +131,4 @@ class SegmentAttention:
             )
         else:
             attended = ops.attention.paged_attention(q, KvCache(k, v), texts.tokens, scale=self._scale)
-        return self._output.of(attended.flatten(1))
+        return self._output.of_f32(attended.flatten(1))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from forebay.layers.build import Parts
@@ -57,9 +58,9 @@ class TextEmbeddings:
 
     def __init__(self, spec: TextEmbeddingsSpec, parts: Parts) -> None:
         self._ops, self._vocab_size, self._scale = parts.ops, spec.vocab_size, spec.scale
-        width, dtype = spec.hidden_size, parts.weights.dtype
+        width, dtype = spec.hidden_size, torch.float32
         table = embedding_table(f"{spec.words}.weight", spec.vocab_size, width)
-        self._words = lookup(parts, parts.weights.table(table))
+        self._words = lookup(parts, parts.weights.table(table), dtype)
         self._positions: Callable[[Tensor], Tensor] | None = None
         self._types: Callable[[Tensor], Tensor] | None = None
         if spec.positions:
@@ -69,10 +70,10 @@ class TextEmbeddings:
         if spec.types:
             kinds = parts.tensor(f"{spec.types}.weight", spec.num_types, width)
             self._types = partial(parts.ops.linear.embedding, table=kinds, dtype=dtype)
-        self._norm = None if spec.norm is None else build_norm(spec.norm, parts, spec.norm_eps).of
+        self._norm = None if spec.norm is None else build_norm(spec.norm, parts, spec.norm_eps, float32=True).of
 
     def __call__(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """input_ids and positions [T] int64 -> [T, H]."""
+        """input_ids and positions [T] int64 -> [T, H] float32."""
         ops = self._ops
         if self._types is None:
             x = self._words(input_ids)

@@ -216,10 +216,11 @@ class TextEncoder:
         self.held_bytes, self.numbers = weights.held_bytes, weights.numbers
         self.weight_bytes = sum(weights.held_bytes.values())
         self._longest = num_positions
+        self._narrow = ops.elementwise.narrow
         parts = Parts(ops, weights, RopeTables(num_positions, weights.device, ops.memory))
         self._embeddings = spec.embeddings.build(parts)
         self._layers = [layer.build(parts) for layer in spec.layers]
-        self._norm = None if spec.norm is None else build_norm(spec.norm, parts, spec.norm_eps).of
+        self._norm = None if spec.norm is None else build_norm(spec.norm, parts, spec.norm_eps, float32=True).of
         self._reach = max(layer.attention.reach for layer in spec.layers)
         self._bias = None if spec.bias is None else spec.bias.build(parts, num_positions)
         self._distances = None if spec.distances is None else spec.distances.build(parts)
@@ -241,7 +242,7 @@ class TextEncoder:
         x = self._embeddings(input_ids, ctx.positions)
         for layer in self._layers:
             x = layer(x, texts)
-        return x if self._norm is None else self._norm(x)
+        return self._narrow(x if self._norm is None else self._norm(x), self.dtype)
 
     def tapped(self, ctx: ForwardContext, input_ids: Tensor, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """As `forward`; nothing is tapped, since nothing drafts."""

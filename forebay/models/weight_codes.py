@@ -12,7 +12,7 @@ from forebay.formats.held_format import held_format
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantize import quantize_into, unwritten
 from forebay.formats.quantized import (
-    HEAD_BITS,
+    ENCODER_BITS,
     PANEL,
     CodeFormat,
     GroupQuantized,
@@ -68,7 +68,7 @@ def stays_bfloat16(param: TensorParam, tensors: Mapping[str, StoredTensor]) -> b
 
 def is_plain_matrix(param: TensorParam) -> bool:
     """Return whether a weight is a matrix that is only multiplied with or looked up in, and is used as it is stored."""
-    return len(param.inner) == 1 and not param.offset and not param.scales and param.min_bits <= HEAD_BITS
+    return len(param.inner) == 1 and not param.offset and not param.scales and param.min_bits <= ENCODER_BITS
 
 
 def codes_of_part(

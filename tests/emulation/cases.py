@@ -272,6 +272,7 @@ def _elementwise(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
         ops.elementwise.add_(up.clone(), gate),
         ops.elementwise.scale_(x.clone(), 0.37),
         ops.elementwise.softcap_(x.float(), 3.0),
+        ops.elementwise.narrow(x.float(), torch.bfloat16),
     )
     yield ops.elementwise.scale_rows_(x.clone()[:, 1:], torch.linspace(0.1, 3.0, 9), torch.arange(ROWS) % 9)
     scale = PixelScale(torch.linspace(0.01, 0.02, 3), torch.linspace(-1.0, -0.5, 3))

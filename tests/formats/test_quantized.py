@@ -227,6 +227,9 @@ Q4_1, Q8_0, Q6_K = (FORMATS[name] for name in ("Q4_1", "Q8_0", "Q6_K"))
         (Quantization.INT4, None, 64, 8, 8),
         (Quantization.INT4, None, 64, 16, None),
         (Quantization.INT4, None, 48, 4, None),  # no whole groups
+        (Quantization.FILE, Q8_0, 64, 12, 8),
+        (Quantization.INT8, Q8_0, 64, 12, 8),
+        (Quantization.INT8, None, 64, 12, None),  # of more bits than codes have that are made
     ],
 )
 def test_what_a_matrix_is_held_in(quantization, own, in_features, min_bits, bits):

@@ -70,18 +70,18 @@ def cosines(**settings: Any) -> list[float]:
     return [float(ours @ theirs) for ours, theirs in zip(vectors(**settings), expected(), strict=True)]
 
 
-def test_minilm_in_bfloat16_is_as_near_as_transformers_is() -> None:
+def test_minilm_in_bfloat16_each_vector_is_nearer_than_transformers() -> None:
     """transformers' own vectors in bfloat16 have a mean cosine of 0.99996 with these, and 0.99989 at least."""
     found = cosines(dtype="bfloat16")
+    assert np.mean(found) >= 0.99998
+    assert min(found) >= 0.9999
+
+
+def test_minilm_in_int8_mean_cosine_meets_the_goal() -> None:
+    """With the first layers of each part in codes, too, the mean is 0.99985 and the least 0.99954."""
+    found = cosines(dtype="float32", quantization="int8")
     assert np.mean(found) >= 0.9999
     assert min(found) >= 0.9998
-
-
-def test_minilm_in_int8_is_as_near_as_its_codes_are() -> None:
-    """With inputs that are not rounded (`--kernels torch`) the mean cosine is the same, 0.99985: it is the codes'."""
-    found = cosines(dtype="float32", quantization="int8")
-    assert np.mean(found) >= 0.9998
-    assert min(found) >= 0.9995
 
 
 def test_minilm_answers_over_http_with_the_vectors_of_transformers(tmp_path: Path) -> None:

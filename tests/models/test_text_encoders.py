@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,18 @@ def test_c28_text_encoder_other_texts_in_the_step_change_no_bit(case, native):
     for order in (texts, texts[::-1], [texts[3], *texts]):
         for ids, hidden in zip(order, compute(model, order), strict=True):
             assert torch.equal(hidden, alone[texts.index(ids)])
+
+
+def test_text_encoder_in_bfloat16_errs_less_than_transformers_whose_stream_is_rounded(native):
+    oracle = shared_encoder("bert")
+    model = models.load(open_checkpoint(oracle.path), ops=native, dtype=torch.bfloat16)
+    texts = [some_ids(length, seed) for seed, length in enumerate(LENGTHS)]
+    rounded = replace(oracle, oracle=copy.deepcopy(oracle.oracle).bfloat16())
+    errors = torch.zeros(2)
+    for ids, hidden in zip(texts, compute(model, texts), strict=True):
+        expected = oracle.hidden(ids)
+        errors += torch.stack([(each.float() - expected).square().sum() for each in (hidden, rounded.hidden(ids))])
+    assert errors[0] < 0.5 * errors[1], errors.tolist()
 
 
 @pytest.mark.parametrize("head", ["text", "tokens"])

@@ -85,7 +85,7 @@ NORMS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "C28 StarCoder 2's norms have biases",
         "layers/norms.py",
-        "    bias = None if spec.bias is None else weights.tensor(spec.bias)",
+        "    bias = None if spec.bias is None else load(spec.bias)",
         "    bias = None",
         _PREFILL,
     ),

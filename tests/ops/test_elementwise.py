@@ -30,6 +30,19 @@ def test_sums_and_scales_in_place_equal_the_reference(
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("width", WIDTHS)
+def test_narrow_float32_equals_the_reference_and_keeps_what_is_narrow(
+    native: NativeOps, reference: Ops, rows: int, width: int
+) -> None:
+    x = normal((rows, width), torch.float32, seed=1)
+    assert_same_bits(native.elementwise.narrow(x, torch.bfloat16), reference.elementwise.narrow(x, torch.bfloat16))
+    for dtype in (torch.float32, torch.bfloat16):
+        own = x.to(dtype)
+        assert native.elementwise.narrow(own, dtype) is own
+        assert reference.elementwise.narrow(own, dtype) is own
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_scale_rows_views_of_wider_rows_equals_the_reference_and_leaves_the_rest(
     native: NativeOps, reference: Ops, dtype: torch.dtype, rows: int, width: int
 ) -> None:

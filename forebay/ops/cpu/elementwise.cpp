@@ -90,6 +90,17 @@ extern "C" {
 FOREBAY_ELEMENTWISE(float, f32)
 FOREBAY_ELEMENTWISE(bf16, bf16)
 
+// x [rows, n] in bfloat16.
+void fb_narrow(Pool* pool, const float* x, bf16* out, long rows, long n) {
+    pool->op([=](Pool& p) {
+        p.run(rows, grain_for(n), [=](long begin, long end) {
+            for_each_vector((end - begin) * n, [&](long i, long part) {
+                store_part(out + begin * n + i, load_part(x + begin * n + i, part), part);
+            });
+        });
+    });
+}
+
 void fb_softcap(Pool* pool, float* x, long rows, long n, float cap) {
     pool->op([=](Pool& p) { map_rows(p, x, rows, n, [=](Vec a) { return softcap(a, cap); }); });
 }

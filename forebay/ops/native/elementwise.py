@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from forebay.ops.native.kernels import Kernels
@@ -29,6 +30,7 @@ class NativeElementwise(ElementwiseOps):
         self._add = kernels.by_dtype("fb_add_{}")
         self._scale = kernels.by_dtype("fb_scale_{}")
         self._scale_rows = kernels.by_dtype("fb_scale_rows_{}")
+        self._narrow = kernels.bind("fb_narrow")
         self._softcap = kernels.bind("fb_softcap")
         self._fill = kernels.bind("fb_fill")
         self._copy_blocks = kernels.bind("fb_copy_blocks")
@@ -104,6 +106,14 @@ class NativeElementwise(ElementwiseOps):
     def softcap_(self, x: Tensor, cap: float) -> Tensor:
         self._softcap(self._pool, x.data_ptr(), x.shape[0], x.stride(0), cap)
         return x
+
+    def narrow(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        if dtype == x.dtype:
+            return x
+        assert (x.dtype, dtype) == (torch.float32, torch.bfloat16), (x.dtype, dtype)
+        out = torch.empty(x.shape, dtype=dtype)
+        self._narrow(self._pool, x.data_ptr(), out.data_ptr(), *x.shape)
+        return out
 
     def zeros_like(self, x: Tensor) -> Tensor:
         out = x.new_empty(x.shape)

@@ -95,6 +95,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_mul_sigmoid_{}": [*_ZIP, _L],
     "fb_scale_{}": [_P, _P, _L, _L, _F],
     "fb_scale_rows_{}": [_P, _P, _L, _P, _P, _L, _L],
+    "fb_narrow": [_P, _P, _P, _L, _L],
     "fb_softcap": [_P, _P, _L, _L, _F],
     "fb_copy_blocks": [_P, _P, _P, *([_L] * 7)],
     "fb_delta_gates_{}": [_P, _P, _L, _P, _L, _P, _P, _P, _F, _P, _P, _L, _L, _L],

@@ -92,6 +92,10 @@ class ElementwiseOps:
         pass for a number."""
         return x.copy_(torch.where(x.isfinite(), cap * torch.tanh(x / cap), torch.nan))
 
+    def narrow(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return x [T, H] float32, contiguous, in `dtype`, float32 or bfloat16; x itself if it has it."""
+        return x.to(dtype)
+
     def zeros_like(self, x: Tensor) -> Tensor:
         """Zeros of the shape and dtype of x."""
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
