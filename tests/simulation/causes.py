@@ -6,7 +6,8 @@ from these alone which failures a request may end with, and which failures the e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,7 @@ class Part:
     request_id: int
     prompt: _Prompt
     adapter: AdapterIdentity = NO_ADAPTER
+    pictures: tuple[bytes, ...] = ()  # digests
     causes: list[Failure] = field(default_factory=list)
     offered: bool = False  # by decode
     settled: bool = False  # its transfer came to its end: what breaks later is of no interest
@@ -84,12 +86,14 @@ class Causes:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def added(self, req: Request) -> None:
+    def added(self, req: Request, tokens: Sequence[int]) -> None:
+        """A request is admitted, whose prompt came as `tokens`."""
         if req.rendezvous is None:
             return
-        prompt = (req.rendezvous.room, req.num_prompt, digest_of(req.tokens))
+        prompt = (req.rendezvous.room, req.num_prompt, digest_of(array("i", tokens)))
         adapter = AdapterIdentity(req.adapter.name, req.adapter.digest) if req.adapter else NO_ADAPTER
-        part = self._parts[req.id] = self._of_prompt[prompt] = Part(req.id, prompt, adapter)
+        pictures = tuple(its.digest for its in req.pictures.encodings) if req.pictures else ()
+        part = self._parts[req.id] = self._of_prompt[prompt] = Part(req.id, prompt, adapter, pictures)
         if self._decodes:
             self._of_nonce[req.rendezvous.nonce] = part
         for heard in self._offers.values():
@@ -164,6 +168,8 @@ class Causes:
             part.causes.append(_other_weights(version, offered.weight_version))
         elif offered.adapter != part.adapter:
             part.causes.append(_other_adapter(str(part.adapter), offered.adapter))
+        elif offered.pictures != part.pictures:
+            part.causes.append(_other_pictures(part.pictures, offered.pictures))
 
     def _of(self, ticket: Ticket) -> Part | None:
         if self._decodes:
@@ -178,6 +184,7 @@ class Causes:
         if isinstance(order, Offer):
             offered = self._of_nonce[order.ticket.nonce]
             require(order.adapter == offered.adapter, f"{offered} is offered with {order.adapter}")
+            require(order.pictures == offered.pictures, f"{offered} is offered with {order.pictures}")
             offered.offered = True
         if not isinstance(order, Withdraw | Decline):
             return
@@ -238,3 +245,12 @@ def _no_adapter(name: str) -> Failure:
 def _other_adapter(ours: str, theirs: AdapterIdentity) -> Failure:
     what = f"adapter: prefill has {ours}, decode {theirs}: load the same files on both"
     return Failure("Unavailable", "adapter_mismatch", f"prefill and decode do not fit together: {what}")
+
+
+def _other_pictures(ours: Sequence[bytes], theirs: Sequence[bytes]) -> Failure:
+    """Both sides have as many pictures, of the same places in the prompt."""
+    number = [one == other for one, other in zip(ours, theirs, strict=True)].index(False) + 1
+    what = f"image {number} of {len(ours)} has other pixels on the prefill server than on the decode server"
+    return Failure(
+        "Unavailable", "images_differ", f"{what}: send images as data, or by URLs that answer alike each time"
+    )

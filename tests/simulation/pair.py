@@ -28,6 +28,7 @@ from forebay.memory.adapters import ADAPTER
 from forebay.memory.kinds.state.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
 from forebay.memory.slots import FREE, Slots
+from forebay.requests.pictures import Picture
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.transfers import Closed, Event, Offer, Rendezvous, Tail, Ticket
@@ -38,6 +39,7 @@ from forebay.scheduler.prefill_role import PrefillRole
 from tests.kinds_of import num_states, num_window_pages, resized, window_of
 from tests.simulation.causes import Causes
 from tests.simulation.command_line import command_line
+from tests.simulation.hashing import NO_ROWS, Rows
 from tests.simulation.liveness import require
 from tests.simulation.oracles import Oracles, Tracked, namespace_of
 from tests.simulation.pair_liveness import TICKS, TICKS_PER_TOKEN, PairLiveness, Rooms
@@ -112,8 +114,8 @@ class HalfOracles(Oracles):
     causes: Causes
     strict = False
 
-    def added(self, req: Request, now: float) -> Tracked:
-        tracked = HalfTracked(req, self.runner.model, self.config, now, self.salt(namespace_of(req)))
+    def added(self, req: Request, now: float, rows: Rows = NO_ROWS) -> Tracked:
+        tracked = HalfTracked(req, self.runner.model, self.config, now, self.salt(namespace_of(req)), rows)
         tracked.causes, tracked.on_decode = self.causes, self.config.disaggregation.is_decode
         tracked.room = req.rendezvous.room if req.rendezvous else 0
         self.live[req.id] = tracked
@@ -130,6 +132,7 @@ class Half(Simulation):
     """One of the two engines. What it is told comes over `wire`."""
 
     make_oracles: ClassVar[type[HalfOracles]] = HalfOracles
+    make_liveness: ClassVar[type[PairLiveness]] = PairLiveness
 
     def __init__(self, config: SchedulerConfig, traffic: Traffic, rng: Random, role: Handoff, **others: Any) -> None:
         make = partial(
@@ -139,7 +142,7 @@ class Half(Simulation):
         self.page_size = config.page_size
         self.oracles = self.make_oracles(config, self.scheduler, self.runner)
         self.oracles.causes = self.causes = Causes(config, self.scheduler, lambda: self.now)
-        self.oracles.liveness = self.scheduler.liveness = PairLiveness(config, self.scheduler)
+        self.oracles.liveness = self.scheduler.liveness = self.make_liveness(config, self.scheduler)
         self.wire: Wire | None = None
         self.rooms: dict[int, int] = {}  # the latest request of each
         self.hurt: Callable[[int], None] = lambda room: None
@@ -204,10 +207,13 @@ class Half(Simulation):
         req = Request(number, prompt, params, adapter=self._adapter(), **known)
         req.compute_with(self.scheduler.queues.weight_version)
         self.salts[number] = salt = self.oracles.salt(namespace_of(req))
-        self.references.add(number, prompt, params, salt=salt)
+        pictures = self._pictures(prompt)
+        rows = self._rows(pictures)
+        self.references.add(number, prompt, params, salt=salt, rows=rows)
         room = where.room if where else 0
         why = self._why_refused(req, room)
-        refused = self._submit(req)
+        refused = self._submit(req, pictures)
+        why = why or self._no_room_for(req, pictures)
         code = refused.code if refused else ""
         require(code == why, f"{req} was refused with {refused}, not {why or 'admitted'}")
         if refused:
@@ -215,11 +221,15 @@ class Half(Simulation):
             self.num_refused += 1
             return None
         self.rooms[room] = number
-        tracked = self.oracles.added(self.scheduler.added, self.now)
-        self.causes.added(self.scheduler.added)
+        tracked = self.oracles.added(self.scheduler.added, self.now, rows)
+        self.causes.added(self.scheduler.added, prompt)
         self._heard(self.core._take_updates())  # what came before it may have ended it
         self._send_orders()
         return tracked
+
+    def _pictures(self, prompt: Sequence[int]) -> Sequence[Picture]:
+        """Return the pictures of a prompt."""
+        return ()
 
     def _why_refused(self, req: Request, room: int) -> str:
         """The code of the error with which the engine must refuse this request; empty if it must admit it."""

@@ -509,7 +509,7 @@ class Showing:
     make_oracles: ClassVar[type[Oracles]] = PictureOracles
 
     def __init__(self, config: SchedulerConfig, traffic: Traffic, *args: Any, **others: Any) -> None:
-        self.dice = Random(f"{config} {traffic}")
+        self.dice = Random(self.seed_of(config, traffic))
         its = random_pictures(self.dice, traffic.vocab)
         if not num_states(config.kinds) and self.dice.random() < 0.5:
             its, config = replace(its, longest_span=LONGEST_RUN), with_longer_chunks(config)
@@ -525,6 +525,10 @@ class Showing:
         self.in_use: dict[int, set[Shown]] = {}  # by request: its pictures
         self.num_shown = self.num_without_room = self.num_alone = self.num_restarts = 0
         self.restarts = self.dice.choice([0.0, 0.0, 0.1])  # chance in a tick that numbers of pictures start again
+
+    def seed_of(self, config: SchedulerConfig, traffic: Traffic) -> str:
+        """Return what decides the pictures, the encoder among them."""
+        return f"{config} {traffic}"
 
     def fits(self, shown: Collection[Shown]) -> bool:
         """Return whether one request may have these."""
@@ -559,7 +563,10 @@ class Showing:
 
     def add(self, *args: Any, pictures: Sequence[Picture] = (), **others: Any) -> Any:
         self.pictures[self.num_added + 1] = pictures  # type: ignore[attr-defined]
-        tracked = super().add(*args, pictures=pictures, **others)  # type: ignore[misc]
+        return self.noted(super().add(*args, pictures=pictures, **others), pictures)  # type: ignore[misc]
+
+    def noted(self, tracked: Any, pictures: Sequence[Picture]) -> Any:
+        """Note the pictures of the latest request, unless it was refused."""
         request_id = self.num_added  # type: ignore[attr-defined]
         if tracked is None:
             del self.pictures[request_id]
@@ -620,21 +627,28 @@ class Showing:
             self._of(suspected[0][0].id, "may_fail")  # type: ignore[attr-defined]
 
     def drain_limit(self) -> int:
-        """Each layer of each tile in a step of its own, as often as a request may be set back."""
+        limit: int = super().drain_limit()  # type: ignore[misc]
+        return limit + self.tile_steps()
+
+    def tile_steps(self) -> int:
+        """Return the steps of each layer of each tile in one of its own, as often as a request may be set back."""
         live = (shown for id, shown in self.in_use.items() if id in self.oracles.live)  # type: ignore[attr-defined]
         num_tiles = sum(len(sizes) for shown in live for *_, sizes in shown)
-        limit: int = super().drain_limit()  # type: ignore[misc]
-        return limit + 3 * num_tiles * self.encoder.config.num_layers
+        return 3 * num_tiles * self.encoder.config.num_layers
 
     def drain(self) -> int:
         self.runner.breaks = 0.0  # type: ignore[attr-defined]
         used: int = super().drain()  # type: ignore[misc]
+        self.check_rest()
+        return used
+
+    def check_rest(self) -> None:
+        """Require that nothing of pictures is left without requests."""
         known = self.scheduler.pools.pictures  # type: ignore[attr-defined]
         known.audit({})
         require(known.num_bytes == 0, f"{known.num_bytes} bytes of pixels are kept, and nobody is there")
         left = {number for number, _ in self.encoder.begun} - known.drops
         require(not left, f"unfinished work of pictures {left} is kept for ever")
-        return used
 
 
 def shown_of(namespace: str, pictures: Sequence[Picture]) -> set[Shown]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 from unittest.mock import patch
 
+from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.recorder.hidden import Hidden
 from forebay.engine.recorder.mark import Marks
 from forebay.engine.recorder.recorder import Recorder, decode_all, origin_of
@@ -20,7 +21,7 @@ from forebay.memory import pictures as memory
 from forebay.memory.adapters import AdapterChanged
 from forebay.scheduler import admission
 from forebay.scheduler.journal import Added, Halted, Marked, Planned, Record, Transferred
-from tests.simulation import adapting, adapting_pair, pair, pictures, simulator, sleeping
+from tests.simulation import adapting, adapting_pair, pair, pictures, showing_pair, simulator, sleeping
 from tests.simulation.command_line import command_line
 from tests.simulation.liveness import require
 from tests.simulation.retracting import RetractingScheduler
@@ -42,6 +43,7 @@ class Replayed:
     halts: int = 0
     transfers: int = 0
     pictures: int = 0
+    pictures_of_pairs: int = 0
     adapted: int = 0
     adapters: int = 0
     marks: int = 0
@@ -119,6 +121,7 @@ def recorded_pair(both: Any) -> list[Recording]:
     both.drain = calmed
     both.run()
     for half in halves:
+        half.end_of_ids = memory.END_OF_IDS  # with which both ran
         half.replayed = replayed(half)
     return halves
 
@@ -161,6 +164,7 @@ def replayed(recording: Recording) -> Replayed:
             behind = replay_of(recording, its, at)
             require(behind.difference is None and not behind.ended, f"behind record {at}: {behind}")
     sim = recording.sim
+    shown = sum(len(record.pictures) for record in records if isinstance(record, Added))
     counters = sim.scheduler.counters
     return Replayed(
         plans=outcome.num_plans,
@@ -169,7 +173,8 @@ def replayed(recording: Recording) -> Replayed:
         overlapped=outcome.num_plans if sim.config.overlap_depth else 0,
         halts=sum(isinstance(record, Halted) for record in records),
         transfers=sum(isinstance(record, Transferred) for record in records),
-        pictures=sum(len(record.pictures) for record in records if isinstance(record, Added)),
+        pictures=shown,
+        pictures_of_pairs=0 if sim.config.disaggregation.mode is DisaggregationMode.NULL else shown,
         adapted=sum(bool(record.adapter) for record in records if isinstance(record, Added)),
         adapters=sum(isinstance(record, AdapterChanged) for record in records),
         marks=len(recording.marks),
@@ -179,7 +184,7 @@ def replayed(recording: Recording) -> Replayed:
 
 def record_seed(seed: int) -> list[Recording]:
     """Run one seed of the simulator, of its sleeping engine, of a pair, of pictures or of adapters, in turn, and return
-    the recorded runs."""
+    the recorded runs. Pairs have pictures, adapters, or neither."""
     made: list[Recording] = []
 
     def noted(kind: type) -> Any:
@@ -198,14 +203,19 @@ def record_seed(seed: int) -> list[Recording]:
             sleeping.run_seed(seed, 0.2, keeping=seed % 2 == 0, make=noted(SleepingSimulation))
         case 2:
             with simulator.scaled_down():
-                adapts = seed % 4 > 1
-                made += recorded_pair((adapting_pair.random_adapting_pair if adapts else pair.random_pair)(seed))
+                made += recorded_pair(_random_pair(seed))
         case kind:
             make = pictures.random_simulation if kind == 3 else adapting.random_simulation
             with simulator.scaled_down(expire_interval_s=1e9 if seed % 2 else simulator.EXPIRE_INTERVAL_S):
                 made.append(Recording(make(seed)))
                 made[-1].run()
     return made
+
+
+def _random_pair(seed: int) -> Any:
+    if seed % 3 == 1:
+        return showing_pair.random_showing_pair(seed)
+    return adapting_pair.random_adapting_pair(seed) if seed % 4 > 1 else pair.random_pair(seed)
 
 
 def run_seed(seed: int) -> Replayed:

@@ -12,7 +12,15 @@ from forebay.memory.adapters import AdapterChanged
 from forebay.scheduler.journal import Aborted, Added, Committed, Expired, Halted, Record, Transferred
 from tests.simulation.recorded import SECRET, Recording, Replayed, record_seed, replay_of, run_seed
 
-SHORT = (0, 2, 3, 194, 26, 12)  # an engine, pairs, pictures, adapters, a sleeping engine
+SHORT = (
+    0,
+    2,
+    3,
+    194,
+    26,
+    12,
+    22,
+)  # an engine, pairs (the last one with pictures), pictures, adapters, a sleeping engine
 
 
 @cache

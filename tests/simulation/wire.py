@@ -151,7 +151,7 @@ class Wire:
             self.damage_all(link, "prefill is asleep")
             self._decline(offer, ASLEEP)
             return
-        like = offer.weight_version, offer.adapter
+        like = offer.weight_version, offer.adapter, offer.pictures
         offered = Offered(offer.ticket, offer.num_tokens, offer.digest, offer.start, *like)
         link.to_prefill.append(offered)
         if self._chance(self.faults.doubled):
