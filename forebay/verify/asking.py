@@ -30,6 +30,8 @@ NONE: Final[Mapping[str, Path]] = MappingProxyType({})
 TORCH: Final = "torch"  # the kernels whose rounding depends on a batch
 _HOT: Final = 100.0  # a temperature at which all tokens are about as likely
 _SURPRISE: Final = 20.0  # nats: the least improbable of two equal draws that are no chance
+_CLOSE: Final = 0.05  # of the vocabulary. The chance that _MANY draws are all within it is 4e-10.
+_MANY: Final = 9
 WELL_UNDER_WAY: Final = 3  # tokens: whoever has so many decodes
 
 
@@ -252,7 +254,8 @@ class Engines:
     async def check_draws(self) -> None:
         """Draw two answers with different seeds at a high temperature.
 
-        Raise EngineError if they are equal, or one token is drawn at all places, unless the model expects that."""
+        Raise EngineError if they are equal, or if the tokens at all places are close to each other: draws go through
+        the vocabulary in its order, so that one random number draws nearly the same token at each place."""
         first = self.questions[0]
         drawn = []
         for seed in (1, 2):
@@ -262,8 +265,9 @@ class Engines:
             one, other = drawn
             if one.tokens == other.tokens:
                 raise EngineError("seeds 1 and 2 draw the same tokens: draws do not depend on the seed")
-            if any(len({*answer.tokens}) == 1 for answer in drawn):
-                raise EngineError("one token is drawn at all places: draws do not depend on the position")
+            close = _CLOSE * self.engine.info.vocab_size
+            if any(len(one.tokens) >= _MANY and max(one.tokens) - min(one.tokens) < close for one in drawn):
+                raise EngineError("nearly one token is drawn at all places: draws do not depend on the position")
 
     async def load_anew(self) -> None:
         """Load each adapter under the name of the next one, in its place: questions name it so from then on."""
@@ -293,7 +297,7 @@ class Engines:
     async def _submit(self, question: Question, stack: AsyncExitStack) -> Stream:
         name = self._adapters[question.adapter][0] if question.adapter else ""
         wanted: dict[str, Any] = {"prompt_token_ids": question.prompt, "params": question.params, "adapter": name}
-        wanted["pictures"] = question.pictures
+        wanted |= {"pictures": question.pictures, "resume_points": question.resume_points}
         where = None
         if self.prefill is not None:
             self._rooms += 1
@@ -313,13 +317,16 @@ class Engines:
                 group.create_task(self.ask(number))
 
     async def ask_beside_the_longest(self) -> None:
-        """Ask one question of each way of choosing tokens after another, each right behind the longest question: if
-        there is no room for both answers, the longest keeps its memory."""
-        longest = max(range(len(self.questions)), key=lambda number: len(self.questions[number].prompt))
+        """Ask one question of each way of choosing tokens after another, each right behind the longest question that
+        has no shorter answer: if there is no room for both answers, the longest keeps its memory."""
+        lengths = [(question.params.max_tokens, len(question.prompt)) for question in self.questions]
         first = {question.way: number for number, question in reversed([*enumerate(self.questions)])}
         for number in sorted(first.values()):
+            least, _ = lengths[number]
+            longest = max(prompt for most, prompt in lengths if most >= least)
+            before = next(at for at, (most, prompt) in enumerate(lengths) if most >= least and prompt == longest)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.ask(longest))
+                group.create_task(self.ask(before))
                 group.create_task(self.ask(number))
 
     async def ask_as_they_come(self, *, some_give_up: bool = False) -> None:

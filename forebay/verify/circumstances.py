@@ -58,6 +58,7 @@ _SPARE_PAGES: Final = 4
 _PRESSED_PAGES: Final = 3
 _HOST_BYTES: Final = 1 << 30
 FOLDER: Final = "prefix_cache_dir"  # of a circumstance whose engine finds there what one before it has cached
+_FEW: Final = 6  # requests that run at a time, with as many states as they need and no more
 _CHUNK_PAGES: Final = 2
 
 
@@ -112,12 +113,13 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
     """Return those without adapters. `speculative` and `tiers` are settings; no `tiers` where HiSparse is refused."""
     small: Settings = {"little memory": {"max_total_tokens": room.tight}}
     tight, pressed, chunks = _tight(room), _pressed_for(room), _chunks(room)
-    one_token: Settings = {"page size": {"page_size": 1}}
+    one_token: Settings = {"page size": {"page_size": 1, "mamba_scheduler_strategy": "no_buffer"}}
     to_host: Settings = {"host copies": {"retraction_host_bytes": _HOST_BYTES}}
     tier: Settings = {"host cache": {"host_cache_bytes": _HOST_BYTES}}
     files: Settings = {"files": {FOLDER: "a temporary folder"}}
     drafts: Settings = {"drafts": speculative}
     often: Settings = {"states often": {"mamba_track_interval": room.page_size}}
+    few: Settings = {"few states": {"max_running_requests": _FEW, "max_mamba_cache_size": 1}}  # raised to the least
     found = [
         Circumstance("one by one again, backwards", {}, _backwards, lambda engines, count: "each alone", _answered),
         Circumstance("other seeds", {}, _other_seeds, lambda engines, count: "seeds and positions matter", _answered),
@@ -126,7 +128,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         Circumstance("prompts in chunks", {**_GRAPHS, **chunks}, _coming, _in_chunks, _cut),
         Circumstance("steps planned ahead", {**_GRAPHS, **_AHEAD}, _coming, _steps_ahead, _was_ahead),
         Circumstance("two ranks", {**_GRAPHS, **_TWO_RANKS}, _coming, _on_ranks, _was_replayed),
-        Circumstance("pages of one token", one_token, _coming, _concurrency, _was_concurrent),
+        Circumstance("pages of one token", {**_CACHE, **one_token}, _twice, _from_cache, _hit, asks_derived=True),
         Circumstance(
             "from the prefix cache", {**_GRAPHS, **_CACHE, **often}, _twice, _from_cache, _hit, asks_derived=True
         ),
@@ -135,9 +137,9 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         Circumstance(
             "from files, after a restart", {**_GRAPHS, **_CACHE, **small, **files}, _twice, _restored, _came_from_files
         ),
-        Circumstance("retracted", {**pressed, **_GRAPHS}, _pressed, _retracted, _computed_again),
-        Circumstance("retracted to the host", {**pressed, **to_host}, _pressed, _kept, _copied_back),
-        *_with_drafts(speculative),
+        Circumstance("retracted", {**pressed, **_GRAPHS}, _pressed, _retracted, _computed_again, asks_derived=True),
+        Circumstance("retracted to the host", {**pressed, **to_host}, _pressed, _kept, _copied_back, asks_derived=True),
+        *_with_drafts(speculative, {**_GRAPHS, **_CACHE, **often}),
         Circumstance("others give up", {**_CACHE, **_AHEAD}, _giving_up, _given_up, _went_on),
         Circumstance("asleep in the middle", _CACHE, _asleep, _released, _interrupted),
         Circumstance(
@@ -146,7 +148,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         *(_apart(backend) for backend in (TransferBackend.SHM, TransferBackend.TCP)),
         Circumstance(
             "all of it, planned ahead",
-            {**tight, **_CACHE, **often, **_GRAPHS, **chunks, **_AHEAD},
+            {**tight, **_CACHE, **often, **few, **_GRAPHS, **chunks, **_AHEAD},
             _all,
             _much,
             _was_ahead,
@@ -154,7 +156,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         ),
         Circumstance(
             "all of it, speculative",
-            {**tight, **_CACHE, **often, **_GRAPHS, **chunks, **drafts},
+            {**tight, **_CACHE, **often, **few, **_GRAPHS, **chunks, **drafts},
             _all,
             _much,
             _drafted(speculative),
@@ -163,7 +165,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         _all_apart({**_CACHE, **often, **_GRAPHS, **chunks}, drafts),
     ]
     if tiers:
-        found += _in_tiers({"two tiers": tiers}, {**tight, **chunks, **drafts}, _drafted(speculative))
+        found += _in_tiers({"two tiers": tiers}, {**tight, **to_host, **chunks, **drafts}, _drafted(speculative))
     if num_threads > 1:
         found.insert(
             2, Circumstance("one thread", {"threads": {"num_threads": 1}}, _at_once, _concurrency, _was_concurrent)
@@ -183,13 +185,14 @@ def _pressed_for(room: Room) -> Settings:
     return {"little memory": {"max_total_tokens": room.pressed, "schedule_conservativeness": 0.0}}
 
 
-def _with_drafts(speculative: Flags) -> list[Circumstance]:
-    """Return the circumstance with planted drafts, and that with those of a proposer on the device, if any."""
+def _with_drafts(speculative: Flags, cached: Settings) -> list[Circumstance]:
+    """Return the circumstance with planted drafts, and that with those of a proposer on the device, if any. With the
+    settings `cached` prompts go on from what drafts left."""
     planted = speculative if _are_planted(speculative) else PLANTED
     found = [
         Circumstance(
             "speculative decoding",
-            {**_GRAPHS, "drafts": planted},
+            {**cached, "drafts": planted},
             _twice,
             _rejections,
             _partly_accepted,

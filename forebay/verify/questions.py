@@ -21,9 +21,12 @@ LONGEST: Final = {"cpu": 320, "cuda": 2560}
 FEWEST_WITH_DERIVED: Final = 8  # questions, beside which some are derived from answers
 _FEWEST_WITH_LONG: Final = 16  # questions, of which some have long answers, and others lengths at boundaries
 _NUM_STOPS: Final = 4  # at consecutive places, so that one is at each place of what drafts are checked in
+_NUM_GOING_ON: Final = 3  # prompts that begin with an answer
 _NUM_RESTRICTED: Final = 2  # one with a bad word, one with a least length
 _LONG: Final = 4  # times as many tokens as other answers
 _LONG_ANSWERS: Final = (0, 4)  # questions, both greedy
+_DRAWN: Final = 5  # a question whose tokens are drawn of most: hardly one comes twice in its answer
+_NUM_PLACES: Final = 2  # of each prompt, from which others may go on
 TOPS: Final = 4  # alternatives whose log-probabilities are compared as well
 # Of a random model a JSON object is `{}`. In a long text most tokens are allowed, so that a draft can be wrong in it.
 _OBJECT: Final = (
@@ -44,7 +47,8 @@ _WAYS: Final[tuple[tuple[str, SamplingParams], ...]] = (
 
 class Question(NamedTuple):
     """`way`: how its tokens are chosen, in words. `number` is that of the prompt, the same for each adapter. `adapter`
-    is the name of the adapter to apply, "" for the model alone. The prompt has placeholders at its `pictures`."""
+    is the name of the adapter to apply, "" for the model alone. The prompt has placeholders at its `pictures`.
+    `resume_points` are lengths at which states and windows should be cached, as at the ends of messages."""
 
     prompt: list[int]
     params: SamplingParams
@@ -52,6 +56,7 @@ class Question(NamedTuple):
     number: int
     adapter: str = ""
     pictures: tuple[Picture, ...] = ()
+    resume_points: tuple[int, ...] = ()
 
 
 def make_questions(
@@ -68,8 +73,9 @@ def make_questions(
     """Return `num` questions, the same for the same `seed`. None ends before it has `max_tokens` unless a grammar ends
     it. The first of each way of choosing tokens has three pages; then come lengths around the ends of pages, twice each
     of the `boundaries` (of chunks, of states), and any others, up to LONGEST. Of _FEWEST_WITH_LONG questions, two
-    have long answers. Every second question, but for those at the ends of pages, begins like others, up to a length
-    of its own, of five eighths of the longest at most.
+    have long answers. The prompt of _DRAWN ends soon before a page, and its answer passes the end of another. Every
+    second question, but for those at the ends of pages, begins like others, up to a length of its own, of five eighths
+    of the longest at most.
 
     Raises ConfigError if the context has no room for them.
     """
@@ -101,7 +107,8 @@ def make_questions(
             params, max_tokens=most_tokens, seed=number, ignore_eos=params.grammar is None, logprobs=TOPS
         )
         prompt = trunk[:shared] + _text(tokenizer, rng, length - shared)
-        questions.append(Question(prompt, params, way, number))
+        places = sorted(random.Random(f"{seed} {number}").sample(range(length), min(_NUM_PLACES, length)))
+        questions.append(Question(prompt, params, way, number, resume_points=tuple(places)))
     return questions
 
 
@@ -113,34 +120,41 @@ def _given(
     if device == "cuda":
         edges += [(min(num_trunk, length - 1), length) for length in (longest - 1, longest * 7 // 8)]
     at_boundaries = [(0, length) for length in sorted({2 * boundary for boundary in boundaries}) if length <= longest]
-    return {**dict(enumerate(edges, len(_WAYS))), **dict(enumerate(at_boundaries, _FEWEST_WITH_LONG))}
+    found = {**dict(enumerate(edges, len(_WAYS))), **dict(enumerate(at_boundaries, _FEWEST_WITH_LONG))}
+    almost_three_pages = max(2, min(longest, 3 * page_size - _NUM_STOPS))
+    return {_DRAWN: (min(num_trunk, almost_three_pages - 1, page_size), almost_three_pages), **found}
 
 
 def num_derived(questions: Sequence[Question]) -> int:
     """Return the number of questions that `derived` will return."""
-    return 2 + _NUM_STOPS + _NUM_RESTRICTED if len(questions) >= FEWEST_WITH_DERIVED else 0
+    return _NUM_GOING_ON + _NUM_STOPS + _NUM_RESTRICTED if len(questions) >= FEWEST_WITH_DERIVED else 0
 
 
-def derived(
-    questions: Sequence[Question], answers: Sequence[Sequence[int]], page_size: int, context_length: int
-) -> list[Question]:
-    """Return questions made of the first one and its answer. One goes on from inside the answer, and one is its whole
-    pages. Four end at tokens of it, one place after another. One may not have two of its tokens behind each other. One
-    may not end at a token where it comes, but later. Fewer than FEWEST_WITH_DERIVED questions have none."""
+def derived(questions: Sequence[Question], answers: Sequence[Sequence[int]], page_size: int) -> list[Question]:
+    """Return questions made of an answer of likeliest tokens, and of one whose tokens are drawn.
+
+    Of the first, one goes on from inside it, and one is its whole pages. One may not have two of its tokens behind each
+    other. One may not end at a token where it comes, but later. Of the second, four end at tokens of it, one place
+    after another, the last of them where its last whole page ends; one goes on from just before. None has more tokens
+    with its answer than the largest of `questions`. Fewer than FEWEST_WITH_DERIVED questions have none."""
     if not num_derived(questions):
         return []
     first, answer, number = questions[0], answers[0], len(questions)
-    going_on = msgspec.structs.replace(first.params, max_tokens=questions[-1].params.max_tokens)
+    drawn, of_drawn, most = questions[_DRAWN], answers[_DRAWN], questions[-1].params.max_tokens
+    room = max(len(question.prompt) + question.params.max_tokens for question in questions)
+    longest = room - min(most, _NUM_STOPS)
     found: list[Question] = []
     inside = [*first.prompt, *answer[: len(answer) // 2], *questions[1].prompt[:2]]
-    pages = [*first.prompt, *answer]
-    for prompt in (inside, pages[: len(pages) // page_size * page_size]):
-        fitting = prompt[: context_length - going_on.max_tokens]
-        found.append(first._replace(prompt=fitting, params=going_on, number=number + len(found)))
-    new_ones = [token for place, token in enumerate(answer) if token not in answer[:place]]
+    pages = [*first.prompt, *answer][:longest]
+    last = _last_page_end(len(drawn.prompt), len(of_drawn), page_size)
+    before = [*drawn.prompt, *of_drawn[: last - 1]]
+    for base, prompt in ((first, inside), (first, pages[: len(pages) // page_size * page_size]), (drawn, before)):
+        params = msgspec.structs.replace(base.params, max_tokens=min(most, room - len(prompt[:longest])))
+        found.append(base._replace(prompt=prompt[:longest], params=params, number=number + len(found)))
+    new_ones = [token for place, token in enumerate(of_drawn[:last]) if token not in of_drawn[:place]]
     for stop in (new_ones[-_NUM_STOPS:] * _NUM_STOPS)[:_NUM_STOPS]:
-        params = msgspec.structs.replace(first.params, stop_token_ids=[stop])
-        found.append(first._replace(params=params, number=number + len(found)))
+        params = msgspec.structs.replace(drawn.params, stop_token_ids=[stop])
+        found.append(drawn._replace(params=params, number=number + len(found)))
     middle = len(answer) // 2
     for restricted in (
         {"bad_words": [tuple(answer[middle : middle + 2])]},
@@ -149,6 +163,12 @@ def derived(
         params = msgspec.structs.replace(first.params, **restricted)
         found.append(first._replace(params=params, number=number + len(found)))
     return found
+
+
+def _last_page_end(num_prompt: int, num_answer: int, page_size: int) -> int:
+    """Return the number of tokens of an answer up to the end of its last whole page; all of them if no page ends."""
+    length = (num_prompt + num_answer - 1) // page_size * page_size - num_prompt
+    return length if length > 0 else num_answer
 
 
 def _text(tokenizer: Tokenizer, rng: random.Random, num_tokens: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,14 @@ TIERS: Final = "hisparse_"  # settings of the host tier and of hot buffers, for 
 _CLUSTER_KEY: Final = secrets.token_bytes(32)
 SILENCE_S: Final = 120.0  # without a token of any request
 _ALONE: Final = 10
+# Counters of an engine that recovers, so that no answer shows it.
+_FAILURES: Final = {
+    "failed_steps": "steps failed",
+    "recoveries": "times the engine started over",
+    "books_cleared": "times it freed all memory",
+    "leaked_pages": "pages leaked",
+    "ledger_violations": "slots were used against the rules",
+}
 MOST_ROUNDS: Final = 8  # of asking everything; one or two are enough for most circumstances
 
 
@@ -118,8 +127,7 @@ class Verification:
         base = self.baseline
         base.alone = await self._ask_alone(self.questions, self._roomy[0], NONE)
         answers = [answer.tokens for answer in base.alone]
-        memory = self.config.memory
-        base.derived = derived(self.questions, answers, memory.page_size, memory.context_length)
+        base.derived = derived(self.questions, answers, self.config.memory.page_size)
         if base.derived:
             base.derived_alone = await self._ask_alone(base.derived, self._roomy[0], NONE)
 
@@ -146,6 +154,8 @@ class Verification:
             async with engines.limited(_ALONE * self._silence_s):
                 await engines.ask_one_by_one()
             self.baseline.seconds += time.monotonic() - began
+            if failures := failures_of(await engines.counters()):
+                raise EngineError(f"requests that ran alone: {failures}")
             return [engines.answers[number] for number in range(len(questions))]
 
     async def outcome(self, circumstance: Circumstance) -> Outcome:
@@ -176,7 +186,8 @@ class Verification:
                 findings = engines.findings
                 async with engines.limited(self._most_silence_s):
                     num_rounds, missing = await _play(circumstance, engines, most_rounds)
-                shown = circumstance.shown(engines, await engines.counters())
+                count = await engines.counters()
+                shown, failures = circumstance.shown(engines, count), failures_of(count)
         except (ConfigError, ModelError) as error:
             return Outcome(name, Verdict.LEFT_OUT, error.message)
         except (ForebayError, ExceptionGroup) as failure:
@@ -187,6 +198,8 @@ class Verification:
             gap = f"; log-probabilities of equal tokens are up to {findings.largest_logprob_gap:.2g} apart"
             what = shown if findings.differences else f"{shown}{gap}"
             return Outcome(name, Verdict.DIFFERENT, what, findings, num_rounds=num_rounds)
+        if failures:
+            return Outcome(name, Verdict.FAILED, f"{failures}; no answer differs", findings)
         if shown and missing:
             return Outcome(name, Verdict.NOT_SHOWN, f"{shown}; but not for: {', '.join(missing)}", findings)
         return Outcome(name, Verdict.SAME if shown else Verdict.NOT_SHOWN, shown, findings)
@@ -265,6 +278,11 @@ class Verification:
             return resolve(given, warn=lambda text: None).engine
         engine = resolve({**given, "insecure_no_cluster_key": True}, warn=lambda text: None).engine
         return replace(engine, disaggregation=replace(engine.disaggregation, cluster_key=_CLUSTER_KEY))
+
+
+def failures_of(count: Counter[str]) -> str:
+    """Return what an engine has recovered from, in words; "" for nothing."""
+    return ", ".join(f"{count[name]:,.0f} {what}" for name, what in _FAILURES.items() if count[name])
 
 
 def known_answers(questions: Sequence[Question], alone: Sequence[Answer]) -> tuple[KnownAnswer, ...]:

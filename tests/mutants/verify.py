@@ -56,6 +56,21 @@ VERIFY = (
         "verify/test_verify.py::test_log_probabilities_that_differ_are_a_difference_of_exact_kernels",
     ),
     Mutant(
+        "C28 C30 an engine that repeats failed steps is a failure of its circumstance",
+        "verify/run.py",
+        "        if failures:\n            return Outcome(name, Verdict.FAILED,",
+        "        if not shown and failures:\n            return Outcome(name, Verdict.FAILED,",
+        "verify/test_verify.py::"
+        "test_verify_engine_that_recovered_from_a_failure_is_a_failure_although_no_answer_differs",
+    ),
+    Mutant(
+        "C28 draws that hardly depend on the position are found",
+        "verify/asking.py",
+        "max(one.tokens) - min(one.tokens) < close",
+        "max(one.tokens) == min(one.tokens)",
+        "verify/test_verify.py::test_draws_must_depend_on_the_seed_and_on_the_position",
+    ),
+    Mutant(
         "C28 draws that do not depend on the seed are found",
         "verify/asking.py",
         "            if one.tokens == other.tokens:\n",
