@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from tests.mutants import MUTANTS, draw, score
+from tests.mutants import MUTANTS, draw, score, tokens
 from tests.mutants.contracts import write
 from tests.mutants.mutant import Mutant, Overlay, Stale, tried
 
@@ -26,10 +26,13 @@ def main(arguments: Sequence[str]) -> int:
         return draw.main(arguments[1:])
     if arguments[:1] == ["score"]:
         return score.main(arguments[1:], MUTANTS)
+    if arguments[:1] == ["tokens"]:
+        return tokens.main(arguments[1:], MUTANTS)
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutants",
         description="Takes each rule out of a copy of the package; its test must then fail.",
-        epilog="`draw --help`: changes drawn at random. `score --help`: what `forebay verify` finds.",
+        epilog="`draw --help`: changes drawn at random. `score --help`: what `forebay verify` finds. `tokens --help`: "
+        "what changes a token in the simulators.",
     )
     parser.add_argument("words", nargs="*", metavar="WORD", help="only rules with it in their file or their words")
     parser.add_argument("--jobs", type=int, default=1, help="copies of the package that are tried at a time")
