@@ -131,10 +131,11 @@ def write_gguf(
     extra: Mapping[str, Any] | None = None,
     part_tensors: int = 0,
 ) -> Path:
-    """Write a file; `metadata` under the architecture's prefix, `extra` as is. uint8 tensors are of `type_name`. With
-    `part_tensors` write parts of so many tensors each, and return the first."""
+    """Write a file; `metadata` under the prefix of the architecture, `extra` and the tokenizer as is. uint8 tensors are
+    of `type_name`. With `part_tensors` write parts of so many tensors each, and return the first."""
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=part_tensors)
-    entries = {f"{architecture}.{key}": value for key, value in metadata.items()} | dict(extra or {})
+    named = {key if key.startswith("tokenizer.") else f"{architecture}.{key}": value for key, value in metadata.items()}
+    entries = {**named, **(extra or {})}
     for key, value in entries.items():
         if isinstance(value, bool):
             writer.add_bool(key, value)

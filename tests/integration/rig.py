@@ -173,7 +173,7 @@ class Rig:
     """A loaded model; `engine` makes an engine over it in milliseconds. `kv_dtype` None: KV is of `dtype`. With its
     `draft_head` it drafts for itself, else what `draft` makes does, or the model at `draft_model`. Each engine loads
     the `adapters`, by name and in this order; they are in the model, which only one engine at a time may use then. With
-    `rope_sections` the model has M-RoPE, whatever its files say."""
+    `rope_sections` the model has M-RoPE, whatever its files say. `mmproj` is the encoder's file of a GGUF model."""
 
     def __init__(
         self,
@@ -189,8 +189,9 @@ class Rig:
         draft_model: Path | None = None,
         adapters: Mapping[str, Path] | None = None,
         rope_sections: RopeSections | None = None,
+        mmproj: Path | None = None,
     ) -> None:
-        checkpoint = open_checkpoint(str(path), draft_head=draft_head)
+        checkpoint = open_checkpoint(str(path), draft_head=draft_head, mmproj=mmproj)
         if rope_sections is not None:
             config = replace(checkpoint.config, rope_sections=rope_sections)
             checkpoint = replace(checkpoint, config=config)

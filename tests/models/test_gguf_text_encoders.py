@@ -21,10 +21,11 @@ from forebay.formats.stored_tensor import read_tensor
 from forebay.ops import Ops
 from tests.models.encoder_gguf import CONVERSIONS, write_encoder
 from tests.models.text_encoders import TinyEncoder, compute, make_encoder, some_ids
+from tests.together import together
 
 LENGTHS = (1, 19, 2, 40)
 GELU: dict[str, Any] = {"hidden_act": "gelu"}  # the one of llama.cpp's graph
-CHANGES: dict[str, dict[str, Any]] = {"xlm_roberta": GELU}
+CHANGES: dict[str, dict[str, Any]] = {"xlm_roberta": GELU, "gemma3_text": {"query_pre_attn_scalar": 24}}
 LABELS = ("no", "yes", "perhaps")
 
 Make = Callable[..., TinyEncoder]
@@ -66,6 +67,38 @@ def test_gguf_of_a_text_encoder_gives_its_hidden_states(case: str, make: Make, n
     ours, theirs = (models.load(each, ops=native, dtype=torch.float32) for each in (found, folder))
     for got, expected in zip(compute(ours, texts), compute(theirs, texts), strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)  # the norm's epsilon is of single precision
+
+
+def test_gguf_dense_layers_of_an_embedding_gemma_follow_the_pooling(make: Make, native: Ops, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    first, second = (rng.standard_normal(shape).astype(np.float32) for shape in ((96, 64), (32, 96)))
+    more = {"dense_2.weight": first, "dense_3.weight": second}
+    sizes = {"gemma-embedding__dense_2_feat_in": 64, "gemma-embedding__dense_3_feat_out": 32}
+    path = write_encoder(make("gemma3_text").path, "gemma3_text", tmp_path / "m.gguf", more=more, **sizes)
+    assert [(layer.inputs, layer.outputs) for layer in embedding_of(path).dense] == [(64, 96), (96, 32)]
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.config.vector_size == 32
+    model = models.load(checkpoint, ops=native, dtype=torch.float32)
+    pooled = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    expected = pooled @ torch.from_numpy(first).T @ torch.from_numpy(second).T
+    torch.testing.assert_close(model.logits(pooled), expected, rtol=0, atol=1e-4)
+
+
+@together(
+    "shapes, told",
+    [
+        ({"dense_2": (96, 48)}, "dense_2 has 48 inputs; hidden states have 64 numbers"),
+        ({"dense_2": (96, 64), "dense_3": (32, 64)}, "dense_3 has 64 inputs, and dense_2 before it 96 outputs"),
+        ({"dense_3": (64,)}, "'dense_3' has the shape (64,), which is no matrix"),
+    ],
+)
+def test_gguf_dense_layers_of_other_sizes_are_refused(
+    shapes: dict[str, tuple[int, ...]], told: str, make: Make, tmp_path: Path
+) -> None:
+    more = {f"{name}.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    path = write_encoder(make("gemma3_text").path, "gemma3_text", tmp_path / "m.gguf", more=more)
+    with pytest.raises(ModelError, match=re.escape(told)):
+        open_checkpoint(path)
 
 
 @pytest.mark.parametrize("case", ["xlm_roberta", "modernbert"])

@@ -31,10 +31,10 @@ from tests.models.outers import OUTERS, make_outer
 from tests.together import together
 
 NAMES = [
-    *("smolvlm", "lfm2_vl", "mistral3", "gemma3", "gemma4_unified", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+    *("smolvlm", "lfm2_vl", "mistral3", "gemma3", "gemma4", "gemma4_unified", "internvl"),
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
 ]
 SLOW = [
-    "gemma4",
     "internvl-qwen3",
     "idefics3",
     "gemma4-experts",
@@ -96,9 +96,9 @@ def test_encoder_of_a_gguf_file_equals_that_of_safetensors(
     assert found.tensors.keys() == checkpoint.encoder.keys()
     for stored, tensor in found.tensors.items():
         expected = checkpoint.encoder[stored]
-        assert tensor.shape == (expected.shape or (1,)), stored
+        assert tensor.shape == expected.shape, stored
         tolerance = 1e-7 if stored == SHIFTED else 0.0  # 1 is added to it, in float32
-        np.testing.assert_allclose(read_tensor(tensor), read_tensor(expected).reshape(tensor.shape), 0, tolerance)
+        np.testing.assert_allclose(read_tensor(tensor), read_tensor(expected), 0, tolerance)
 
 
 def test_encoder_with_the_names_of_old_files_equals_that_of_new_ones(

@@ -95,6 +95,14 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
             "feed_forward_type": "geglu",
         },
     ),
+    "eurobert": (
+        "eurobert",
+        {**_IDS, "mask_token_id": 4, "num_key_value_heads": 2, "head_dim": 16, "classifier_pooling": "bos"},
+    ),
+    "eurobert-biases": (
+        "eurobert",
+        {**_IDS, "mask_token_id": 4, "attention_bias": True, "mlp_bias": True, "classifier_pooling": "mean"},
+    ),
     "gemma3_text": (
         "gemma3_text",
         {

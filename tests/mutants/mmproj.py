@@ -47,6 +47,13 @@ MMPROJ: Final[tuple[Mutant, ...]] = (
         f"{_SAME}[gemma4_unified]",
     ),
     Mutant(
+        "C31 a bound of a layer of Gemma 4 has no dimensions, which files cannot have",
+        "families/parts/mmproj/gemma4.py",
+        "tensor = number(tensor, header) if kind in _BOUNDS else tensor",
+        "tensor = tensor if kind in _BOUNDS else tensor",
+        f"{_SAME}[gemma4]",
+    ),
+    Mutant(
         "C31 a token of InternVL is made of as many patches in a row as the file says",
         "families/parts/mmproj/internvl.py",
         '1 / header.own.size("projector.scale_factor", default=2)',

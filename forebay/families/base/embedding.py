@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from forebay.base.errors import ModelError, brief
 from forebay.formats.files import is_there, parse_json, read_bytes, read_json
+
+if TYPE_CHECKING:
+    from forebay.formats.gguf import GgufFile
 
 LAST: Final = "last"
 MEAN: Final = "mean"
@@ -33,6 +36,8 @@ _BY_FLAG: Final = {
 _GGUF_NONE: Final = 0
 _GGUF_RANK: Final = 4
 _GGUF_HEAD: Final = "cls.output.weight"
+GGUF_DENSE: Final = ("dense_2", "dense_3")
+"""Layers behind the pooling of an EmbeddingGemma in GGUF, which have neither biases nor activations."""
 _OF_GGUF: Final = {1: MEAN, 2: CLS, 3: LAST}
 _BY_NAME: Final = {"lasttoken": LAST, "mean": MEAN, "cls": CLS}
 _MAX_DENSE: Final = 8
@@ -121,12 +126,24 @@ def _of_parts(path: Path, *state: int) -> Embedding:
     if type(kind) is not int or kind not in (_GGUF_NONE, _GGUF_RANK, *_OF_GGUF):
         raise ModelError(f"{file.path}: {key} is {brief(kind)}; llama.cpp has 0 (none) to 4 (rank)")
     if kind == _GGUF_NONE:
-        return Embedding()
+        return Embedding(dense=_dense_of(file))
     if kind == _GGUF_RANK and _GGUF_HEAD in file.tensors:
         return Embedding()  # of a text encoder, whose configuration has the head
     if kind == _GGUF_RANK:
         return Embedding(is_embedder=True, refused=f"{key} is {kind}: scores by a classifier's head are not served")
-    return Embedding(is_embedder=True, pooling=_OF_GGUF[kind], why=f"{key} says so")
+    return Embedding(is_embedder=True, pooling=_OF_GGUF[kind], why=f"{key} says so", dense=_dense_of(file))
+
+
+def _dense_of(file: GgufFile) -> tuple[Dense, ...]:
+    """Return the layers behind the pooling of an EmbeddingGemma. Raises ModelError for weights that are no matrix."""
+    tensors = {name: file.tensors[f"{name}.weight"] for name in GGUF_DENSE if f"{name}.weight" in file.tensors}
+    found = []
+    for name, tensor in tensors.items():
+        if len(tensor.shape) != 2:
+            raise ModelError(f"{file.path}: {name!r} has the shape {tensor.shape}, which is no matrix")
+        outputs, inputs = tensor.shape
+        found.append(Dense(folder=name, inputs=inputs, outputs=outputs, bias=False, activation=""))
+    return tuple(found)
 
 
 def _pooling(path: Path, name: str) -> Embedding:
@@ -201,8 +218,8 @@ def _is_size(value: object) -> TypeGuard[int]:
 
 
 def dense_layers(path: Path) -> tuple[Dense, ...]:
-    """Return the layers behind the pooling of the checkpoint in the folder `path`, each of which takes the outputs of
-    the one before. Raises ModelError for layers that do not."""
+    """Return the layers behind the pooling of the checkpoint at `path`, each of which takes the outputs of the one
+    before. Raises ModelError for layers that do not."""
     found = embedding_of(path).dense
     if len(found) > _MAX_DENSE:
         raise ModelError(f"{path / MODULES}: {len(found)} dense layers; at most {_MAX_DENSE} are served")

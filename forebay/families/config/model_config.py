@@ -110,8 +110,9 @@ class ModelConfig:
         """Return how many numbers the vector of a text has."""
         return self.hidden_size
 
-    def in_folder(self, folder: Path) -> ModelConfig:
-        """Return it with the settings in the other files of its checkpoint's folder. Raises ModelError."""
+    def with_files(self, path: Path) -> ModelConfig:
+        """Return it with the settings in the other files of its checkpoint's folder, or in the rest of its GGUF file.
+        Raises ModelError."""
         return self
 
     @property
@@ -165,7 +166,7 @@ def family_title(model_type: str) -> str:
 def config_from_gguf(file: GgufFile) -> ModelConfig:
     """Read the configuration from a GGUF file's metadata. Raises ModelError for an architecture or a value that is not
     served."""
-    config = config_of(hf_config(file), str(file.path))
+    config = config_of(hf_config(file), str(file.path)).with_files(file.path)
     unused = (_SUPPRESSED,) if _SUPPRESSED in file.metadata else ()
     return replace(config, sampling=of_gguf(file), unknown_options=(*config.unknown_options, *unused))
 
@@ -181,7 +182,7 @@ def config_from_folder(folder: Path) -> ModelConfig:
     generation = folder / "generation_config.json"
     more = Fields.of_file(read_json(generation), str(generation)) if is_there(generation) else None
     found = config_of(raw, str(folder / "config.json"), generation=more, processor=image_processor(folder))
-    return found.in_folder(folder)
+    return found.with_files(folder)
 
 
 def config_at(path: Path) -> ModelConfig | None:

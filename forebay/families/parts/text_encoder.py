@@ -76,15 +76,15 @@ class TextEncoderConfig(ModelConfig):
         """Return how many numbers the vector of a text has."""
         return self.dense[-1].outputs if self.dense else self.hidden_size
 
-    def in_folder(self, folder: Path) -> TextEncoderConfig:
-        """Return it with the dense layers in the folder, or those behind each token. Raises ModelError for one that
-        takes no hidden state."""
-        dense = dense_layers(folder) if self.head is Head.NONE else ()
-        of_tokens = token_layers(folder) if self.head is Head.NONE and not dense else ()
+    def with_files(self, path: Path) -> TextEncoderConfig:
+        """Return it with the dense layers in the folder or the GGUF file, or those behind each token. Raises ModelError
+        for one that takes no hidden state."""
+        dense = dense_layers(path) if self.head is Head.NONE else ()
+        of_tokens = token_layers(path) if self.head is Head.NONE and not dense else ()
         for layer in (*dense[:1], *of_tokens):
             if layer.inputs != self.hidden_size:
                 raise ModelError(
-                    f"{folder}: {layer.folder} has {layer.inputs} inputs; hidden states have {self.hidden_size} numbers"
+                    f"{path}: {layer.folder} has {layer.inputs} inputs; hidden states have {self.hidden_size} numbers"
                 )
         return replace(self, dense=dense, token_layers=of_tokens)
 

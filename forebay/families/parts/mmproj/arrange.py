@@ -17,7 +17,7 @@ def computed(sources: Sequence[StoredTensor], shape: tuple[int, ...], compute: C
     """Return the tensor of `shape` that `compute` makes of the sources when it is read."""
 
     def pieces() -> Iterator[F32]:
-        yield np.ascontiguousarray(compute()).reshape(math.prod(shape[:-1]), shape[-1])
+        yield np.ascontiguousarray(compute()).reshape(math.prod(shape[:-1]), shape[-1] if shape else 1)
 
     return ComputedTensor(shape, sources, pieces)
 
@@ -55,6 +55,14 @@ def rows_of_one(tensor: StoredTensor) -> StoredTensor:
     """Return a vector or rows as [1, rows, width]: files may leave out dimensions of 1."""
     shape = (1, math.prod(tensor.shape[:-1]), tensor.shape[-1])
     return computed([tensor], shape, lambda: read_tensor(tensor))
+
+
+def number(tensor: StoredTensor, header: Header) -> StoredTensor:
+    """Return a tensor of one number as one without dimensions, which files cannot have. Raises ModelError for another
+    number of them."""
+    if math.prod(tensor.shape) != 1:
+        raise header.wrong(f"a bound of a layer's inputs or outputs has the shape {tensor.shape} instead of one number")
+    return computed([tensor], (), lambda: read_tensor(tensor))
 
 
 def one_below_another(sources: Sequence[StoredTensor], header: Header) -> StoredTensor:

@@ -7,7 +7,7 @@ from typing import Final
 
 from forebay.base.pixels import CHANNELS
 from forebay.families.parts.gemma4 import Gemma4Config
-from forebay.families.parts.mmproj.arrange import by_pixel, pixel_patches, swapped
+from forebay.families.parts.mmproj.arrange import by_pixel, number, pixel_patches, swapped
 from forebay.families.parts.mmproj.projector import Described, Header, Projector, Raw, Tensors
 from forebay.families.parts.mmproj.siglip import SIZES
 
@@ -15,6 +15,7 @@ _TOWER: Final = "model.vision_tower"
 _LAYERS: Final = f"{_TOWER}.encoder.layers"
 _TABLE: Final = f"{_TOWER}.patch_embedder.position_embedding_table"
 _LINEARS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
 _PADDING: Final = "tokenizer.ggml.padding_token_id"
 # Of the model without an encoder.
 _PATCHES: Final = "model.embed_vision"
@@ -54,11 +55,13 @@ def _around(header: Header) -> Raw:
 
 
 def _restore(tensors: Tensors, header: Header) -> Tensors:
-    """Give linear layers their names in transformers, within which bounds have none of their own."""
+    """Give linear layers their names in transformers, within which bounds have none of their own, and bounds no
+    dimensions."""
     found: Tensors = {}
     for name, tensor in tensors.items():
         stem, _, kind = name.rpartition(".")
         is_linear = kind == "weight" and name.startswith(_LAYERS) and stem.endswith(_LINEARS)
+        tensor = number(tensor, header) if kind in _BOUNDS else tensor
         found[_TABLE if stem == _TABLE else f"{stem}.linear.weight" if is_linear else name] = tensor
     return pixel_patches(found, f"{_TOWER}.patch_embedder.input_proj.weight", header)
 
