@@ -70,9 +70,9 @@ def _target(name: str | None, out: str | None) -> Path:
 def _fields(donor: GgufFile, own: argparse.Namespace) -> dict[str, Any]:
     """The new config.json; tokens are the default model's, whose tokenizer comes with it."""
     tokens = config_from_gguf(donor)
-    shape = {"hidden_size": own.hidden_size, "num_layers": own.num_layers}
+    small = small_config(own.like, hidden_size=own.hidden_size, num_layers=own.num_layers, vocab_size=tokens.vocab_size)
     return {
-        **small_config(own.like, **shape, vocab_size=tokens.vocab_size),
+        **small,
         "dtype": own.dtype,
         "bos_token_id": tokens.bos_token_id,
         "eos_token_id": list(tokens.eos_token_ids),
@@ -112,7 +112,8 @@ def _write_model(folder: Path, fields: dict[str, Any], own: argparse.Namespace) 
     config = config_from_folder(folder)
     with byte_progress("weights") as progress:
         path = folder / SINGLE_NAME
-        kind = {"dtype": own.dtype, "seed": own.seed, "draft_head": own.draft_head}
-        count = write_random_weights(config, path, **kind, progress=progress)
+        count = write_random_weights(
+            config, path, dtype=own.dtype, seed=own.seed, draft_head=own.draft_head, progress=progress
+        )
     size = human_bytes(path.stat().st_size)
     print(f"{config.model_type}: {config.num_layers} layers, {count / 1e6:,.1f} M weights, {size}", file=sys.stderr)

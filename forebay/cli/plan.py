@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from forebay.backends import kernels_on
 from forebay.base.cpu import this_cpu
@@ -202,10 +202,12 @@ def make_plan(
     """Plan the memory of the model at `path`, or of the named model, as `read_shape` reads it. Raises NotEnoughMemory
     where the weights or not a single request would fit, as serving would, and ModelError if `check` does. `of_gpu` says
     that the memory is that of a GPU, which need not be here."""
-    found: dict[str, Any] = {"adapter": Path} | ({} if path is None else {"find": lambda *named: path})
+    survey = Survey(model=lambda *which: read(*which)[::2], memory=lambda: memory, adapter=Path)
+    if path is not None:
+        survey = replace(survey, find=lambda *named: path)
     if of_gpu:
-        found |= {"gpu": lambda: GpuMemory(memory.value, memory.value), "memory": available_memory}
-    config = parsed.resolve(Survey(**{"model": lambda *which: read(*which)[::2], "memory": lambda: memory, **found}))
+        survey = replace(survey, gpu=lambda: GpuMemory(memory.value, memory.value), memory=available_memory)
+    config = parsed.resolve(survey)
     check(Path(config.engine.model_path), config.server.chat_template)
     encoder = config.engine.pictures.mmproj
     which = Path(config.engine.model_path), config.engine.speculation.by_own_head, encoder and Path(encoder)

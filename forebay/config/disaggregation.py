@@ -89,7 +89,15 @@ def chaos_of(text: str) -> Chaos:
             values[f"{name.replace('-', '_')}_s"] = float(found[1]) * _CHAOS_UNITS[found[2]]
         if values.get(name, 0.0) > 1:
             raise ConfigError(f"{part!r}: there are no more than 100% of messages")
-    return Chaos(**values)
+    return Chaos(
+        drop=values.get("drop", 0.0),
+        double=values.get("double", 0.0),
+        reorder=values.get("reorder", 0.0),
+        alter=values.get("alter", 0.0),
+        delay_s=values.get("delay_s", 0.0),
+        kill_prefill_s=values.get("kill_prefill_s", 0.0),
+        kill_decode_s=values.get("kill_decode_s", 0.0),
+    )
 
 
 def faults_of_messages(chaos: Chaos) -> str:

@@ -46,7 +46,7 @@ from forebay.formats.hub_names import BLOBS, COMMIT, REVISIONS, HubModel, hub_fo
 hub_settings.HF_HUB_DISABLE_TELEMETRY = True  # which asks the hub what it should look for here, and tells it
 
 _ENDPOINT: Final = "https://huggingface.co"
-_OURS: Final[dict[str, Any]] = {"library_name": "forebay", "library_version": __version__}
+_LIBRARY: Final = "forebay"
 _WORKERS: Final = 4  # files at a time
 _CHUNK_BYTES: Final = 1 << 20
 _PIECE_BYTES: Final = 32 << 30  # of one request: the library refuses 50 GB and more
@@ -121,7 +121,7 @@ class Hub:
         """Ask the hub for the list of files. Raises ConfigError and ModelError that name the obstacle."""
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             raise ConfigError(f"{model} is not in {self.cache}, and HF_HUB_OFFLINE is set: unset it to fetch the model")
-        api = HfApi(endpoint=self.endpoint, token=self.token, **_OURS)
+        api = HfApi(endpoint=self.endpoint, token=self.token, library_name=_LIBRARY, library_version=__version__)
         with self._in_words(model):
             commit = api.model_info(model.repo, revision=model.revision).sha
             if commit is None or not COMMIT.fullmatch(commit):
@@ -208,7 +208,7 @@ class Hub:
         self, repository: Repository, file: RemoteFile, sink: BinaryIO, have: int, end: int, tally: _Tally
     ) -> None:
         url = hf_hub_url(repository.model.repo, file.name, revision=repository.commit, endpoint=self.endpoint)
-        headers: dict[str, Any] = build_hf_headers(token=self.token, **_OURS)
+        headers: dict[str, Any] = build_hf_headers(token=self.token, library_name=_LIBRARY, library_version=__version__)
         headers["Accept-Encoding"] = "identity"  # a download is resumed by the bytes of the file
         if end < file.num_bytes:
             headers["Range"] = f"bytes=0-{end - 1}"

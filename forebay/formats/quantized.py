@@ -207,11 +207,19 @@ class GroupQuantized:
 
     def _with(self, form: CodeFormat, change: Callable[[Any, int], Any]) -> GroupQuantized:
         """Return a copy with every part changed by `change`, which gets the number of inputs of an entry."""
-        parts: dict[str, Any] = {}
-        for name in _ARRAYS:
-            part = getattr(self, name)
-            parts[name] = None if part is None else change(part, self.shape[1] // part.shape[1])
-        return replace(self, format=form, **parts)
+
+        def changed(part: Any) -> Any:
+            return None if part is None else change(part, self.shape[1] // part.shape[1])
+
+        return replace(
+            self,
+            format=form,
+            codes=changed(self.codes),
+            scales=changed(self.scales),
+            minimums=changed(self.minimums),
+            factors=changed(self.factors),
+            minimum_factors=changed(self.minimum_factors),
+        )
 
     def scaled(self, factors: F32) -> GroupQuantized:
         """Row i times factors[i]. Scales and minimums are rounded to their type again: in float16 this moves a value by
@@ -404,4 +412,11 @@ def joined(parts: Sequence[GroupQuantized]) -> GroupQuantized:
     def of_all(name: str) -> Any:
         return None if getattr(first, name) is None else np.concatenate([getattr(part, name) for part in parts])
 
-    return replace(first, **{name: of_all(name) for name in _ARRAYS})
+    return replace(
+        first,
+        codes=of_all("codes"),
+        scales=of_all("scales"),
+        minimums=of_all("minimums"),
+        factors=of_all("factors"),
+        minimum_factors=of_all("minimum_factors"),
+    )

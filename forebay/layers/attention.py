@@ -107,8 +107,10 @@ class AttentionSpec:
 
     def cache_spec(self) -> CacheSpec:
         """Return what the layer keeps of past tokens."""
-        heads = {"num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim, "v_head_dim": self.value_dim}
-        return SlidingWindow(**heads, window=self.sliding_window) if self.sliding_window else FullAttention(**heads)
+        count, dim, value_dim = self.num_kv_heads, self.head_dim, self.value_dim
+        if not self.sliding_window:
+            return FullAttention(num_kv_heads=count, head_dim=dim, v_head_dim=value_dim)
+        return SlidingWindow(num_kv_heads=count, head_dim=dim, v_head_dim=value_dim, window=self.sliding_window)
 
     def of_heads(self, heads: Heads) -> AttentionSpec:
         """Return the description of a layer with these heads alone."""

@@ -43,8 +43,8 @@ class ClampedMoe:
         rows = parts.share.part(inside, range(inner + inside.start, inner + inside.stop))
         before = [own.linear(outputs, size, bias=True, own=rows).weight for own in experts]
         down = [own.gathered("down_proj", size, inner, bias=True).weight for own in experts]
-        clamp = {"alpha": spec.alpha, "limit": spec.limit}
-        self._experts = ExpertLayers(parts, before, down, ExpertActivation.CLAMPED_SWIGLU, **clamp)
+        activation = ExpertActivation.CLAMPED_SWIGLU
+        self._experts = ExpertLayers(parts, before, down, activation, alpha=spec.alpha, limit=spec.limit)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""

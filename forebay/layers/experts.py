@@ -6,7 +6,6 @@ Shape letters: T tokens, H hidden size, k experts per token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -23,11 +22,14 @@ class ExpertLayers:
         before: Sequence[LinearWeight],
         down: Sequence[LinearWeight],
         activation: ExpertActivation,
-        **clamp: Any,
+        *,
+        alpha: float = 0.0,
+        limit: float = 0.0,
+        offset: float = 1.0,
     ) -> None:
         self._ops, self._exchange = parts.ops.experts, parts.share.exchange
         self._is_part = parts.share.size > 1
-        self._experts = self._ops.pack_experts(before, down, activation, **clamp)
+        self._experts = self._ops.pack_experts(before, down, activation, alpha=alpha, limit=limit, offset=offset)
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, H], ids [T, k] int64 and weights [T, k] float32 of the chosen experts -> [T, H]."""

@@ -23,7 +23,7 @@ from forebay.families.config.outer import OUTER_NAMES
 from forebay.formats.adapters import Adapter, AdapterFiles, Shape, read_adapter
 from forebay.formats.quantization import Quantization
 from forebay.layers.adapters import AdapterSlots
-from forebay.models.decoder import DecoderSpec, Model, decoder_spec
+from forebay.models.decoder import DecoderOptions, DecoderSpec, Model, decoder_spec
 from forebay.models.dry_build import Needs, dry_build
 from forebay.models.loader import Loader, Progress, check_names
 from forebay.models.network import Network, NetworkSpec, build_network
@@ -60,7 +60,8 @@ def describe(config: ModelConfig, *, draft_head: bool = False) -> NetworkSpec:
         spec: DecoderSpec = described.describe(config)
     else:
         blocks = [described.block(config, layer) for layer in range(config.num_layers)]
-        spec = decoder_spec(config, blocks, **getattr(described, "DECODER", {}))
+        options: DecoderOptions = getattr(described, "DECODER", DecoderOptions())
+        spec = decoder_spec(config, blocks, **options)
     if not draft_head:
         return spec
     if not hasattr(described, "draft_head"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Required, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -59,6 +59,14 @@ class DecoderSpec:
     per_layer: PerLayerInputsSpec | None = None
     streams: StreamsSpec | AltUpSpec | GatedStreamsSpec | None = None
     draft_head: DraftHeadSpec | StreamedDraftHeadSpec | None = None
+
+
+class DecoderOptions(TypedDict, total=False):
+    """Options of `decoder_spec`, a family's `DECODER`."""
+
+    embedding: str
+    norm: str
+    norm_offset: float
 
 
 def decoder_spec(
@@ -119,6 +127,18 @@ def mlp_spec(config: ModelConfig, layer: int, *, name: str = "mlp") -> MlpSpec:
     )
 
 
+class GatingOptions(TypedDict, total=False):
+    """Options of `Gating` beside the number of experts and their scoring."""
+
+    normalize: Required[bool]
+    epsilon: float
+    scale: float
+    groups: int
+    best_groups: int
+    least_sum: float
+    summed: int
+
+
 def router_spec(
     config: ModelConfig,
     experts: Experts,
@@ -127,7 +147,7 @@ def router_spec(
     *,
     bias: bool = False,
     correction: str = "",
-    **gating: Any,
+    **gating: Unpack[GatingOptions],
 ) -> RouterSpec:
     """`name` is the checkpoint's of the linear layer; `gating` are further options of `Gating`."""
     return RouterSpec(

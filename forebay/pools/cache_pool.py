@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,23 +68,22 @@ class CachePool:
         take_tiers: TakeTiers | None = None,
     ) -> None:
         self.specs, self.page_size = tuple(specs), page_size
-        where: dict[str, Any] = {"device": device, "take": take}
         declared = [spec.columns(types) for spec in self.specs]
         columns = _tables_of(declared, page_size)
         on_host = _names_on_host(declared)
         # With the padding page or slot.
         self.num_ids: dict[str, int] = {kind: num_slots.get(kind, 0) + 1 for kind in columns}
-        self.tiers = self._make_tiers(on_host, hot, take_tiers or _zeros, where) if on_host else None
+        self.tiers = self._make_tiers(on_host, hot, take_tiers or _zeros, device, take) if on_host else None
         made = {name: self.tiers.column(name, columns[KV][name]) for name in on_host} if self.tiers else {}
         self.tables: dict[str, Table] = {
-            kind: Table(self.num_ids[kind], columns=own, made=made if kind == KV else {}, **where)
+            kind: Table(self.num_ids[kind], columns=own, made=made if kind == KV else {}, device=device, take=take)
             for kind, own in columns.items()
         }
         self.mover = self._make_mover(torch.device(device))
         # Of a sequence's tokens so many are read, the next among them; where no number is, all.
         kinds = cache_sizes(self.specs, types).kinds
         self.num_read: dict[str, int] = {name: size.num_read for name, size in kinds.items()}
-        self.page_maps = self._make_page_maps(where)
+        self.page_maps = self._make_page_maps(device, take)
         self._layers = [self._make_layer(layer, own) for layer, own in enumerate(declared)]
 
     def _make_mover(self, device: torch.device) -> Mover:
@@ -93,9 +92,9 @@ class CachePool:
         stream = CopyStream(device) if device.type == "cuda" else None
         return Mover(declared, self.page_size, {} if self.tiers is None else self.tiers.resident, stream)
 
-    def _make_page_maps(self, where: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _make_page_maps(self, device: torch.device | str, take: Take | None) -> dict[str, Tensor]:
         with_pages = [kind for kind in CACHES[1:] if has_pages(kind) and self.has(kind)]
-        return {kind: PageMap(self.num_ids[KV], **where).pages for kind in with_pages}
+        return {kind: PageMap(self.num_ids[KV], device=device, take=take).pages for kind in with_pages}
 
     def _make_layer(self, layer: int, declared: Sequence[CacheColumn]) -> _Layer:
         """Return the tensors of a layer, and let the tiers keep it if it has columns in the host tier."""
@@ -105,19 +104,24 @@ class CachePool:
         return _layer(spec, {each.name: self._column(each, _name(layer, each)) for each in declared}, self.page_size)
 
     def _make_tiers(
-        self, names: Sequence[str], hot: HotSizes | None, take: TakeTiers, where: Mapping[str, Any]
+        self,
+        names: Sequence[str],
+        hot: HotSizes | None,
+        take_tiers: TakeTiers,
+        device: torch.device | str,
+        take: Take | None,
     ) -> Tiers:
         """Make the tiers of layers whose columns of these names are in the host tier."""
         assert hot is not None, "KV in the host tier is read through hot buffers: their sizes are missing"
         layers = sorted({int(name.partition(".")[0]) for name in names})
         sizes = {"S": hot.num_columns, "P": self.page_size}
         return Tiers(
-            HotRows(hot.num_rows, columns=hot_columns(layers), sizes=sizes, **where),
+            HotRows(hot.num_rows, columns=hot_columns(layers), sizes=sizes, device=device, take=take),
             num_columns=hot.num_columns,
             page_size=self.page_size,
             num_pages=self.num_ids[KV],
             num_resident=self.num_ids[RESIDENT],
-            take=take,
+            take=take_tiers,
         )
 
     def has(self, kind: str) -> bool:

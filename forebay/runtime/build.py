@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TypedDict
 
 import torch
 
@@ -72,12 +72,22 @@ def build_runner(
     rows = _make_rows(sizes, width, regions, adapters=model.adapters is not None, mrope=mrope)
     graphs = graphs or graphs_for(ops, device, regions)
     graph_sizes = graph_sizes or default_sizes(sizes.max_running_requests, quickly=graphs.captures_quickly)
-    limits: dict[str, Any] = {"vocab_size": vocab_size, "max_num_tokens": max_num_tokens}
-    own: dict[str, Any] = {"graphs": graphs, "graph_sizes": graph_sizes, "encodings": encodings, **limits}
-    own["taps"] = None if drafter is None else drafter.taps
-    own["proposer"] = _proposer(drafter, assistant, draft_model, limits, sizes=graph_sizes, backend=graphs)
-    own["make_tiers"] = make_tiers
-    return ModelRunner(model, ops, cache=cache, rows=rows, take_masks=take_masks, exchange=exchange, **own)
+    limits: _Limits = {"vocab_size": vocab_size, "max_num_tokens": max_num_tokens}
+    return ModelRunner(
+        model,
+        ops,
+        cache=cache,
+        rows=rows,
+        **limits,
+        graphs=graphs,
+        graph_sizes=graph_sizes,
+        proposer=_proposer(drafter, assistant, draft_model, limits, {"sizes": graph_sizes, "backend": graphs}),
+        taps=None if drafter is None else drafter.taps,
+        take_masks=take_masks,
+        encodings=encodings,
+        make_tiers=make_tiers,
+        exchange=exchange,
+    )
 
 
 def _make_rows(sizes: PoolSizes, width: int, regions: Regions, *, adapters: bool, mrope: bool) -> RequestRows:
@@ -114,8 +124,18 @@ def _behind(drafter: Drafter | None, draft_model: Network | None) -> Sequence[Ca
     return () if drafter is None else drafter.cache_specs
 
 
+class _Limits(TypedDict):
+    vocab_size: int
+    max_num_tokens: int
+
+
+class _Graphs(TypedDict):
+    sizes: Sequence[int]
+    backend: GraphBackend
+
+
 def _proposer(
-    drafter: Drafter | None, assistant: Assistant | None, model: Network | None, limits: dict[str, Any], **graphs: Any
+    drafter: Drafter | None, assistant: Assistant | None, model: Network | None, limits: _Limits, graphs: _Graphs
 ) -> Callable[[Forward], DeviceProposer] | None:
     if model is not None:
         return partial(DraftModel, model=model, **limits, **graphs)

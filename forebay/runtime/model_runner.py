@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -223,8 +224,8 @@ class ModelRunner:
 
     def warm_up(self) -> None:
         """Run steps of each kind on the padding row, so that the first request finds code and buffers in memory."""
-        examples: dict[str, Any] = {number.name: number.example for number in DRAWS}
-        drawing = SamplingParams(**examples)
+        examples = {number.name: number.example for number in DRAWS if number.example is not None}
+        drawing = msgspec.structs.replace(SamplingParams(), **examples)
         greedy = SamplingParams(temperature=0.0)
         row_tokens = self.rows.req_to_token.shape[1] * self.cache.page_size
         steps = warm_up_steps(self._max_num_tokens, row_tokens, self._bounds.width)
@@ -242,14 +243,16 @@ class ModelRunner:
         """An extend or a decode of the padding row: its KV goes to the padding page, its state to the padding slot."""
         lengths, no_tokens = {"S": 1}, np.empty(0, dtype=np.int32)
         kinds = {name: part.padding(lengths) for name, part in WORK_OF.items() if self.cache.has(name)}
-        return StepPlan(
+        padding = StepPlan.padding(lengths)
+        plan = StepPlan(
             step=step,
             num_extends=num_extends,
+            rows=padding["rows"],
             q_lens=np.full(1, q_len, dtype=np.int64),
             starts=np.zeros(num_extends, dtype=np.int64),
             input_ids=np.zeros(q_len * num_extends, dtype=np.int64),
             sample_mask=np.full(1, self._model.generates, dtype=np.bool_),
             admissions=(Admission(row=PAD, request_id=0, params=params, token_ids=no_tokens, num_prompt=0),),
-            **StepPlan.padding(lengths),
             kinds=kind_work(kinds),
         )
+        return msgspec.structs.replace(plan, **padding)

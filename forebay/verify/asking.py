@@ -11,7 +11,7 @@ from itertools import count
 from math import gcd
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -296,14 +296,12 @@ class Engines:
 
     async def _submit(self, question: Question, stack: AsyncExitStack) -> Stream:
         name = self._adapters[question.adapter][0] if question.adapter else ""
-        wanted: dict[str, Any] = {"prompt_token_ids": question.prompt, "params": question.params, "adapter": name}
-        wanted |= {"pictures": question.pictures, "resume_points": question.resume_points}
         where = None
         if self.prefill is not None:
             self._rooms += 1
             where = Rendezvous("127.0.0.1", self.prefill.info.bootstrap_port, self._rooms)
-            await stack.enter_async_context(self.prefill.submit(**wanted, rendezvous=where))
-        return await stack.enter_async_context(self.engine.submit(**wanted, rendezvous=where))
+            await stack.enter_async_context(_submitted(self.prefill, question, name, where))
+        return await stack.enter_async_context(_submitted(self.engine, question, name, where))
 
     async def ask_one_by_one(self, *, backwards: bool = False) -> None:
         """Run the questions in sequence, each after the previous answer."""
@@ -357,3 +355,14 @@ async def started(
             engines.append(engine)
             await engine.ready()
         yield Engines(configs[0], engines[0], engines[1] if len(engines) > 1 else None, questions, alone, adapters)
+
+
+def _submitted(engine: AsyncEngine, question: Question, adapter: str, where: Rendezvous | None) -> Stream:
+    return engine.submit(
+        prompt_token_ids=question.prompt,
+        params=question.params,
+        adapter=adapter,
+        pictures=question.pictures,
+        resume_points=question.resume_points,
+        rendezvous=where,
+    )

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Final
 
 from forebay.base.units import human_bytes
+from forebay.base.values import values_of
 from forebay.config import estimates
 from forebay.config.engine_config import (
     EngineConfig,
@@ -51,7 +52,7 @@ def memory_demand(config: EngineConfig, sizes: CacheSizes, model: ModelConfig) -
     # On a CPU the host tier is memory of the same kind as the device's, unless it is a file.
     elsewhere = resident.num_bytes if options.host_path or config.device == "cuda" else 0
     return MemoryDemand(
-        **asdict(replace(memory, context_length=min(memory.context_length, model.max_position_embeddings))),
+        **values_of(replace(memory, context_length=min(memory.context_length, model.max_position_embeddings))),
         width=speculation.num_draft_tokens,
         logits_bytes=4 * model.vocab_size if speculation.num_draft_tokens > 1 else 0,
         inputs_bytes=sizes.inputs_bytes_per_token,
@@ -120,7 +121,7 @@ def scheduler_config(
     `weight_bytes` estimates what recomputing a token costs. `pictures` None: no encoder."""
     kinds = budget.demand.kinds
     return SchedulerConfig(
-        **asdict(config.scheduling),
+        **values_of(config.scheduling),
         page_size=budget.page_size,
         num_pages=budget.num_pages,
         max_running_requests=budget.max_running_requests,
@@ -129,7 +130,7 @@ def scheduler_config(
         pictures=pictures,
         disaggregation=replace(config.disaggregation, decode_extra_slots=budget.pre_alloc_size),
         kinds=KindConfig(
-            **asdict(config.kinds),
+            **values_of(config.kinds),
             num_slots={kind.name: budget.num_slots[kind.name] for kind in kinds},
             num_read={kind.name: num_read for kind in kinds if (num_read := kind.num_read(budget.demand))},
             slot_bytes={KV: budget.demand.whole_page_bytes, **{kind.name: kind.slot_bytes for kind in kinds}},

@@ -183,12 +183,12 @@ class EngineWeights:
             adapters=adapter_slots(config),
             share=self._share,
         )
-        own: dict[str, Any] = {"num_positions": self._num_positions, "progress": progress()}
+        count, shown = self._num_positions, progress()
         return Loaded(
             model,
-            draft_model_of(config, model, ops, **own),
-            assistant_of(config, checkpoint.config, ops, dtype=model.dtype, **own),
-            drafter_of(config, checkpoint.config, model, ops, **own),
+            draft_model_of(config, model, ops, num_positions=count, progress=shown),
+            assistant_of(config, checkpoint.config, ops, dtype=model.dtype, num_positions=count, progress=shown),
+            drafter_of(config, checkpoint.config, model, ops, num_positions=count, progress=shown),
             self._encoder(checkpoint, progress),
         )
 

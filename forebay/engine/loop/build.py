@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import torch
@@ -50,6 +50,7 @@ from forebay.engine.lifecycle.sizing import (
     scheduler_config,
     within_memory,
 )
+from forebay.engine.lifecycle.sleep import Memory
 from forebay.engine.lifecycle.tiers import EngineTiers
 from forebay.engine.lifecycle.weights import DTYPES, EngineWeights, Loaded
 from forebay.engine.loop.cache_checks import CacheChecks
@@ -148,20 +149,33 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     transfers = transfers_for(config, runner.cache, checkpoint.config.vocab_size, kernels, regions)
     scheduler = Scheduler(limits, proposer, role_of(limits.disaggregation, transfers), grammars)
     tiers.restore(scheduler)
-    own: dict[str, Any] = {
-        "transfers": transfers,
-        "tiers": tiers,
-        "checks": _checks(config, scheduler, runner, tiers, clock()),
-        "memory": Occupation(regions, runner, weights, trim=trim),
-        "cache_events": make_cache_events(config, scheduler),
-    }
+    memory: Memory = Occupation(regions, runner, weights, trim=trim)
     device: CapturingRunner = runner
     if ranks is not None:
         device = broadcast = RankBroadcast(EndingRunner(runner, ranks.ring.lost), ranks.ring)
-        own |= {"memory": RankMemory(own["memory"], broadcast), "end_ranks": ranks.close}
-    if loaded.model.adapters is not None:
-        own["adapters"] = ModelAdapters(loaded.model.adapters, checkpoint.config)
-    core = _core(config, scheduler, device, ends, clock, **own)
+        memory = RankMemory(memory, broadcast)
+    beside = _beside_the_host(config, device)
+    slots = loaded.model.adapters
+    core = EngineCore(
+        scheduler,
+        beside,
+        vocab_size=ends.vocab_size,
+        end_tokens=ends,
+        clock=clock,
+        in_idle_time=beside.capture_next,
+        widths=_widths(config.speculation),
+        mixed=_mixed(config),
+        transfers=transfers,
+        memory=memory,
+        adapters=None if slots is None else ModelAdapters(slots, checkpoint.config),
+        tiers=tiers,
+        checks=_checks(config, scheduler, runner, tiers, clock()),
+        cache_events=make_cache_events(config, scheduler),
+        end_ranks=(lambda: None) if ranks is None else ranks.close,
+        measures_loads=bool(scheduler.memory.tiers.all),
+        wake_on_request=config.wake_on_request,
+        keep_prefix_cache=config.keep_prefix_cache,
+    )
     _finish(config, core, cache)
     load_seconds = time.monotonic() - begin
     report = start_report(config, budget, loaded.model, runner, ops, (load_seconds, cache))
@@ -272,38 +286,21 @@ def _regions(config: EngineConfig) -> Regions:
     return Regions(config.device, shared=shared_caches(config), saver=saver, backed_up=backed_up)
 
 
-def _core(
-    config: EngineConfig,
-    scheduler: Scheduler,
-    runner: CapturingRunner,
-    end_tokens: EndTokens,
-    clock: Callable[[], float],
-    **others: Any,
-) -> EngineCore:
-    # A GPU runs beside the host by itself.
-    beside = OverlappedRunner(runner) if config.scheduling.overlap_depth and config.device == "cpu" else runner
-    return EngineCore(
-        scheduler,
-        beside,
-        vocab_size=end_tokens.vocab_size,
-        end_tokens=end_tokens,
-        clock=clock,
-        in_idle_time=beside.capture_next,
-        widths=Widths(config.speculation) if config.speculation.num_draft_tokens > 1 else None,
-        mixed=_mixed(config),
-        wake_on_request=config.wake_on_request,
-        keep_prefix_cache=config.keep_prefix_cache,
-        measures_loads=bool(scheduler.memory.tiers.all),
-        **others,
-    )
-
-
 def _checks(
     config: EngineConfig, scheduler: Scheduler, runner: ModelRunner, tiers: EngineTiers, now: float
 ) -> CacheChecks | None:
     """Make the checks of the prefix cache in idle time; None for none."""
     rate, compare = config.tiers.cache_check_rate, runner.inputs.tiers.differing
     return CacheChecks(scheduler, compare, forget=tiers.forget, per_minute=rate, now=now) if rate else None
+
+
+def _beside_the_host(config: EngineConfig, runner: CapturingRunner) -> CapturingRunner:
+    """Return a runner whose steps run beside the host, as far as steps may overlap; those of a GPU do by themselves."""
+    return OverlappedRunner(runner) if config.scheduling.overlap_depth and config.device == "cpu" else runner
+
+
+def _widths(options: SpeculationOptions) -> Widths | None:
+    return Widths(options) if options.num_draft_tokens > 1 else None
 
 
 def _mixed(config: EngineConfig) -> MixedChunks | None:

@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from forebay.base import fault
 from forebay.base.clock import TICK_S, RunClock
@@ -307,10 +307,18 @@ class EngineLoop:
         self._surveys.note(now)
         memory = core.sleeper.state
         self._phase = memory.phase
-        what: dict[str, Any] = {"refused": refused, "checked": checked, "memory": memory}
-        if core.adapters:
-            what["adapters"] = core.adapters.report
-        self._channel.send(core.stats.frame(core.scheduler, now, answers=serial, **what))
+        adapters = core.adapters.report if core.adapters else ()
+        self._channel.send(
+            core.stats.frame(
+                core.scheduler,
+                now,
+                answers=serial,
+                refused=refused,
+                checked=checked,
+                memory=memory,
+                adapters=adapters,
+            )
+        )
 
     def _report(self) -> None:
         now = self._clock()

@@ -5,18 +5,22 @@ Counters are declared in `scheduler.counters`; these have names that begin with 
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from forebay.base.log import event
-from forebay.engine.frames import Speculating, State
+from forebay.base.values import values_of
+from forebay.engine.frames import Checked, LoadedAdapter, Occupied, Speculating, State
 from forebay.engine.loop.exchange import Exchange
+from forebay.requests.updates import Failure
 from forebay.scheduler.counters import OF_ENGINE, STEP_TOKENS, zeros
 from forebay.scheduler.scheduler import Scheduler
 from forebay.speculation.adaptive import Widths
 
 _MOST_TENANTS: Final = 8  # in a line
+_NOTHING: Final = Occupied()
 
 
 class Stats:
@@ -30,15 +34,34 @@ class Stats:
         self._line_busy_s = 0.0
         self._line_tokens = (0.0, 0.0)
 
-    def frame(self, scheduler: Scheduler, now: float, *, answers: int = 0, **others: Any) -> State:
-        """Return the engine's state as a frame; `others` are further fields."""
+    def frame(
+        self,
+        scheduler: Scheduler,
+        now: float,
+        *,
+        answers: int = 0,
+        refused: Failure | None = None,
+        checked: Checked | None = None,
+        memory: Occupied = _NOTHING,
+        adapters: Sequence[LoadedAdapter] = (),
+    ) -> State:
+        """Return the engine's state as a frame."""
         state = scheduler.state(now)
         age_s = 0.0 if scheduler.idle else now - self.last_step_at
-        known = asdict(state) | {"counters": {**state.counters, **self.counters}}
+        whole = replace(state, counters={**state.counters, **self.counters})
         widths = self._widths
         speculation = None if widths is None else Speculating(width=widths.current, recent=widths.recent)
-        now_there = others | {"transfers": self._exchange.state() if self._exchange else None}
-        return State(**known, last_step_age_s=age_s, answers=answers, speculation=speculation, **now_there)
+        return State(
+            **values_of(whole),
+            last_step_age_s=age_s,
+            answers=answers,
+            refused=refused,
+            memory=memory,
+            speculation=speculation,
+            transfers=self._exchange.state() if self._exchange else None,
+            checked=checked,
+            adapters=[*adapters],
+        )
 
     def committed(self, num_tokens: int, now: float, *, on_ranks: bool = False) -> None:
         """Count a step that computed `num_tokens` tokens and ended at `now`, on one rank or several."""

@@ -28,9 +28,10 @@ def parse(fields: Fields) -> KimiLinearConfig:
     own = fields if fields.has("linear_conv_kernel_dim") else fields.renamed(_SHORT_CONV)
     group = fields.size("layer_group_size", default=6)
     computed = [LINEAR if (i + 1) % group else FULL for i in range(values["num_layers"])]
+    values["layer_types"] = tuple(layers_of(fields, computed))
     bound = _lower_bound(fields) if fields.flag("kda_safe_gate", default=True) else 0.0
     return KimiLinearConfig(
-        **{**values, "layer_types": tuple(layers_of(fields, computed))},
+        **values,
         latent=latent,
         experts=grouped_experts(fields, number=512, scale=2.5, inner=768, groups=8, best_groups=4),
         delta=kimi_delta(own, heads=values["num_heads"], head_dim=head_dim, lower_bound=bound),

@@ -128,16 +128,19 @@ _IDEFICS: Final = Outer(
         *("pixel_shuffle_factor", "qk_layer_norms", "rope_interleaved", "transformers.js_config", "use_resampler"),
     ),
 )
-_QWEN2: Final[Mapping[str, Any]] = {
-    "body": ("model.language_model.", "model."),
-    "parts": ("visual.", "model.visual."),
-    "tied": False,
-    "defaults": {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "max_window_layers": 80},
-    "flat": True,
-    "mrope": True,
-    "sections": RopeSections((16, 24, 24), interleaved=False),
-}
-_QWEN3: Final[Mapping[str, Any]] = {"body": ("model.language_model.",), "parts": ("model.visual.",)}
+_QWEN2: Final = Outer(
+    text_type="qwen2_vl_text",
+    types={"qwen2_vl_text": "qwen2"},
+    body=("model.language_model.", "model."),
+    parts=("visual.", "model.visual."),
+    tied=False,
+    defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5, "max_window_layers": 80},
+    flat=True,
+    mrope=True,
+    sections=RopeSections((16, 24, 24), interleaved=False),
+)
+_QWEN3_BODY: Final = ("model.language_model.",)
+_QWEN3_PARTS: Final = ("model.visual.",)
 _NO_WINDOW: Final = {"use_sliding_window": False, "sliding_window": None, "layer_types": None}
 _QWEN3_5_SECTIONS: Final = RopeSections((11, 11, 10), interleaved=True)
 _QWEN3_SECTIONS: Final = RopeSections((24, 20, 20), interleaved=True)
@@ -196,44 +199,52 @@ OUTERS: Final[Mapping[str, Outer]] = {
         body=("model.language_model.",),
         parts=("model.vision_tower.", "model.vision_adapter.", "model.vision_projection."),
     ),
-    "qwen2_vl": Outer(text_type="qwen2_vl_text", types={"qwen2_vl_text": "qwen2"}, **_QWEN2),
-    "qwen2_5_vl": Outer(text_type="qwen2_5_vl_text", types={"qwen2_5_vl_text": "qwen2"}, **_QWEN2),
+    "qwen2_vl": _QWEN2,
+    "qwen2_5_vl": replace(_QWEN2, text_type="qwen2_5_vl_text", types={"qwen2_5_vl_text": "qwen2"}),
     "qwen3_5": Outer(
-        text_type="qwen3_5_text", types={"qwen3_5_text": "qwen3_5_text"}, sections=_QWEN3_5_SECTIONS, **_QWEN3
+        text_type="qwen3_5_text",
+        types={"qwen3_5_text": "qwen3_5_text"},
+        body=_QWEN3_BODY,
+        parts=_QWEN3_PARTS,
+        sections=_QWEN3_5_SECTIONS,
     ),
     "qwen3_5_moe": Outer(
         text_type="qwen3_5_moe_text",
         types={"qwen3_5_moe_text": "qwen3_5_moe_text"},
+        body=_QWEN3_BODY,
+        parts=_QWEN3_PARTS,
         sections=_QWEN3_5_SECTIONS,
-        **_QWEN3,
     ),
     "qwen3_vl": Outer(
         text_type="qwen3_vl_text",
         types={"qwen3_vl_text": "qwen3"},
+        body=_QWEN3_BODY,
+        parts=_QWEN3_PARTS,
         tied=False,
         defaults=_THETA,
         fixed=_NO_WINDOW,
         mrope=True,
         sections=_QWEN3_SECTIONS,
-        **_QWEN3,
     ),
     "qwen3_vl_moe": Outer(
         text_type="qwen3_vl_moe_text",
         types={"qwen3_vl_moe_text": "qwen3_moe"},
+        body=_QWEN3_BODY,
+        parts=_QWEN3_PARTS,
         tied=False,
         defaults=_THETA,
         fixed={**_NO_WINDOW, "norm_topk_prob": True},
         mrope=True,
         sections=_QWEN3_SECTIONS,
         turned_stacks=True,
-        **_QWEN3,
     ),
     "qwen4_exp": Outer(
         text_type="qwen4_exp_text",
         types={"qwen4_exp_text": "qwen4_exp_text"},
+        body=_QWEN3_BODY,
+        parts=_QWEN3_PARTS,
         tied=False,
         sections=_QWEN3_5_SECTIONS,
-        **_QWEN3,
     ),
     "smolvlm": _IDEFICS,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from forebay.families.base.fields import MAX_LAYERS, Fields
 from forebay.families.base.rope import rope_theta_and_scaling
@@ -47,7 +47,41 @@ class Windows:
     required: bool = False
 
 
-def common(fields: Fields) -> dict[str, Any]:
+class CommonValues(TypedDict):
+    """The values of a `ModelConfig` that every model has."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+
+class LayerValues(CommonValues):
+    """Further values without a default."""
+
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    layer_types: tuple[str, ...]
+
+
+class TransformerValues(LayerValues):
+    """The values of a `ModelConfig` that a plain transformer has."""
+
+    rope_scaling: dict[str, Any] | None
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    sliding_window: int  # tokens, 0 for none
+
+
+def common(fields: Fields) -> CommonValues:
     """Return the values that all models have, as `ModelConfig` calls it."""
     vocab_size = fields.size("vocab_size")
     return {
@@ -66,9 +100,9 @@ def transformer(
     *,
     windows: Windows | None = None,
     layer_types: Sequence[str] | None = None,
-) -> dict[str, Any]:
-    """`ModelConfig`'s values. `windows` None: no layer has one, whatever the file says. `layer_types` are given by a
-    family that reads them itself."""
+) -> TransformerValues:
+    """Return `ModelConfig`'s values. `windows` None: no layer has one, whatever the file says. `layer_types` are given
+    by a family that reads them itself."""
     shared = common(fields)
     num_layers, hidden_size = shared["num_layers"], shared["hidden_size"]
     num_heads = fields.size("num_attention_heads")

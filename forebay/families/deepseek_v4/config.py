@@ -127,10 +127,10 @@ def _index(fields: Fields, rope_dim: int) -> Index:
 
 def _rates(fields: Fields) -> dict[str, int]:
     """Return the tokens of an entry by layer type. At least 2: position 0, the position of padding, ends no block."""
-    given, limits = fields.within("compress_rates"), {"least": 2, "most": _MOST_RATE}
-    by_kind = {kind: given.size(kind, default=rate, **limits) for kind, rate in _RATES.items()}
+    given = fields.within("compress_rates")
+    by_kind = {kind: given.size(kind, default=rate, least=2, most=_MOST_RATE) for kind, rate in _RATES.items()}
     old = {"compress_rate_csa": SPARSE, "compress_rate_hca": HEAVY}
-    return {kind: fields.size(name, default=by_kind[kind], **limits) for name, kind in old.items()}
+    return {kind: fields.size(name, default=by_kind[kind], least=2, most=_MOST_RATE) for name, kind in old.items()}
 
 
 def _layer_types(fields: Fields, num_layers: int) -> list[str]:

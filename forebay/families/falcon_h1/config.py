@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from dataclasses import fields as dataclass_fields
 from typing import Any, Final
 
 from forebay.families.base.fields import MAX_LAYERS, Fields
@@ -30,21 +29,23 @@ class FalconH1Config(Mamba2Config):
     ssm_multipliers: tuple[float, ...]
 
 
-_MULTIPLIERS: Final = [field.name for field in dataclass_fields(FalconH1Config) if field.name.endswith("_multiplier")]
-
-
 def parse(fields: Fields) -> FalconH1Config:
     """Read Falcon-H1's fields: every layer has attention and a mixer side by side, and most outputs have a
     multiplier."""
     layers = [HYBRID] * fields.size("num_hidden_layers", most=MAX_LAYERS)
     intermediate = expanded(fields) if fields.is_null("mamba_d_ssm") else fields.size("mamba_d_ssm", default=1024)
-    single: dict[str, Any] = {name: multiplier(fields, name) for name in _MULTIPLIERS}
     return FalconH1Config(
         **transformer(fields, Defaults(rms_norm_eps=1e-5, mlp_bias=True), layer_types=layers),
         mixer=bamba_mixer(fields, intermediate, out_bias="projectors_bias"),
         mamba_rms_norm=fields.flag("mamba_rms_norm", default=False),
         mamba_norm_before_gate=fields.flag("mamba_norm_before_gate", default=True),
-        **single,
+        embedding_multiplier=multiplier(fields, "embedding_multiplier"),
+        lm_head_multiplier=multiplier(fields, "lm_head_multiplier"),
+        key_multiplier=multiplier(fields, "key_multiplier"),
+        attention_in_multiplier=multiplier(fields, "attention_in_multiplier"),
+        attention_out_multiplier=multiplier(fields, "attention_out_multiplier"),
+        ssm_in_multiplier=multiplier(fields, "ssm_in_multiplier"),
+        ssm_out_multiplier=multiplier(fields, "ssm_out_multiplier"),
         mlp_multipliers=_multipliers(fields, "mlp_multipliers", fields.get("mlp_multipliers"), 2),
         ssm_multipliers=_multipliers(fields, "ssm_multipliers", fields.get("ssm_multipliers"), 5),
     )

@@ -53,15 +53,14 @@ def parse(fields: Fields) -> Gemma3Config | Gemma3EncoderConfig:
     values = transformer(plain, Defaults(head_dim=256, tied=True), windows=Windows(layers=windowed, required=True))
     thetas = {FULL: fields.get("rope_theta") or 1e6, SLIDING: fields.get("rope_local_base_freq") or 1e4}
     ropes = ropes_by_kind(fields, thetas, scaled=FULL, max_positions=values["max_position_embeddings"])
-    theta, scaling = ropes[FULL]
-    values |= {"rope_theta": theta, "rope_scaling": scaling}
-    values |= {"ropes": ropes, "query_pre_attn_scalar": pre_attention_scalar(fields)}
+    values["rope_theta"], values["rope_scaling"] = ropes[FULL]
+    scalar = pre_attention_scalar(fields)
     if not fields.flag("use_bidirectional_attention", default=False):
-        return Gemma3Config(**values)
+        return Gemma3Config(**values, ropes=ropes, query_pre_attn_scalar=scalar)
     if any("For" in name for name in class_names(fields)):
         raise fields.wrong("architectures", "Gemma3TextModel: a model that sees both sides has no head here")
-    own = {"eos_token_ids": (), "activation": "gelu_tanh", "reach": fields.size("sliding_window") // 2}
-    return Gemma3EncoderConfig(**{**values, **own})
+    values["eos_token_ids"], reach = (), fields.size("sliding_window") // 2
+    return Gemma3EncoderConfig(**values, ropes=ropes, query_pre_attn_scalar=scalar, activation="gelu_tanh", reach=reach)
 
 
 def small(shape: Shape) -> dict[str, Any]:

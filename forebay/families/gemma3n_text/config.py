@@ -8,7 +8,7 @@ from forebay.families.base.fields import MAX_SIZE, Fields, is_number
 from forebay.families.base.rope import ropes_by_kind
 from forebay.families.base.shape import WINDOW, Shape
 from forebay.families.config.model_config import Family, ModelConfig
-from forebay.families.config.transformer import FULL, SLIDING, Defaults, Windows, transformer
+from forebay.families.config.transformer import FULL, SLIDING, Defaults, TransformerValues, Windows, transformer
 from forebay.families.parts.caps import cap
 from forebay.families.parts.ropes import Ropes
 from forebay.families.parts.shared_kv import is_of_shared_kv, kv_owners
@@ -56,10 +56,10 @@ def parse(fields: Fields) -> Gemma3nConfig:
     count, kinds = values["num_layers"], values["layer_types"]
     thetas = {FULL: fields.get("rope_theta") or 1e6, SLIDING: fields.get("rope_local_base_freq") or 1e4}
     ropes = ropes_by_kind(fields, thetas, scaled=FULL, max_positions=values["max_position_embeddings"])
-    theta, scaling = ropes[FULL]
+    values["rope_theta"], values["rope_scaling"] = ropes[FULL]
     streams = fields.size("altup_num_inputs", default=4, least=2, most=_MAX_STREAMS)
     return Gemma3nConfig(
-        **{**values, "rope_theta": theta, "rope_scaling": scaling},
+        **values,
         ropes=ropes,
         intermediate_sizes=tuple(sizes) if isinstance(sizes, list) else (values["intermediate_size"],) * count,
         deviations=_deviations(fields, count),
@@ -74,7 +74,7 @@ def parse(fields: Fields) -> Gemma3nConfig:
     )
 
 
-def _attention(fields: Fields, sizes: Any) -> dict[str, Any]:
+def _attention(fields: Fields, sizes: Any) -> TransformerValues:
     """Return the values that all transformers have; of several sizes of MLPs the largest."""
     if isinstance(sizes, list):
         count = fields.size("num_hidden_layers")

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
+from forebay.base.values import values_of
 from forebay.families.base.fields import Fields
 from forebay.families.base.tensor_names import TensorNames
 from forebay.families.config.model_config import Family
@@ -40,7 +40,7 @@ def parse(fields: Fields) -> AssistantConfig:
     else:
         fields.dropped("num_centroids", "centroid_intermediate_top_k")
     return AssistantConfig(
-        **{field.name: getattr(text, field.name) for field in dataclasses.fields(text)},
+        **values_of(text),
         backbone_size=fields.size("backbone_hidden_size", default=1536),
         num_centroids=num_centroids,
         best_centroids=best,

@@ -83,10 +83,11 @@ def parse(fields: Fields) -> PooledConfig:
     num_layers = values["num_layers"]
     if fields.get("mlp_layer_types") is None:
         fields.only("first_k_dense_replace", _NUM_DENSE)
-    layers = _layers(fields, num_layers)
+    values["layer_types"] = layers = _layers(fields, num_layers)
+    values["head_dim"] = 0
     index = _index(fields, latent)
     return PooledConfig(
-        **{**values, "layer_types": layers, "head_dim": 0},
+        **values,
         page_multiple=index.pool,
         latent=latent,
         experts=grouped_experts(fields, number=288, scale=2.5, inner=2048),

@@ -40,9 +40,10 @@ def parse(fields: Fields) -> GptOssConfig:
     defaults = Defaults(head_dim=64, rms_norm_eps=1e-5, rope_theta=150_000.0)
     windows = Windows(size=128, layers=lambda num_layers: range(0, num_layers, 2), required=True)
     values = transformer(fields.replaced(rope_scaling=rope), defaults, windows=windows)
+    values["attention_bias"] = fields.flag("attention_bias", default=True)
     number = fields.size("num_local_experts", default=128)
     return GptOssConfig(
-        **{**values, "attention_bias": fields.flag("attention_bias", default=True)},
+        **values,
         packing=packing,
         experts=Experts(
             num_experts=number,

@@ -32,7 +32,7 @@ def parse(fields: Fields) -> ModelConfig:
     number = fields.size("num_experts", default=1)
     per_token = fields.size("moe_topk", default=1, most=number)
     experts = Experts(num_experts=number, per_token=per_token, intermediate_size=values["intermediate_size"])
-    return ModelConfig(**{**values, "experts": experts})
+    return ModelConfig(**values, experts=experts)
 
 
 def _alike(fields: Fields, num_layers: int, *names: str) -> Fields:

@@ -30,9 +30,9 @@ def parse(fields: Fields) -> KimiLinearConfig:
     latent = latent_attention(fields, q_rank=0, interleaved=False)
     values = latent_transformer(fields.dropped(*ROPE_FIELDS), Defaults(kv_heads=True, rms_norm_eps=1e-5), latent)
     linear = fields.under(fields.within("linear_attn_config").renamed(_LINEAR_NAMES))
-    layers = layers_of(fields, _layers(linear, values["num_layers"]))
+    values["layer_types"] = tuple(layers_of(fields, _layers(linear, values["num_layers"])))
     return KimiLinearConfig(
-        **{**values, "layer_types": tuple(layers)},
+        **values,
         latent=latent,
         experts=grouped_experts(fields, number=256, scale=2.446, inner=1024, groups=1, best_groups=1),
         delta=kimi_delta(linear, heads=32, head_dim=128),

@@ -16,7 +16,8 @@ def parse(fields: Fields) -> Lfm2Config:
     attention = fields.ints("full_attn_idxs", default=list(range(num_layers)))
     computed = [FULL if i in attention else CONV for i in range(num_layers)]
     values = convolutional(fields, LFM2_DEFAULTS, computed)
-    return Lfm2Config(**{**values, "intermediate_size": _intermediate_size(fields)})
+    values["intermediate_size"] = _intermediate_size(fields)
+    return Lfm2Config(**values)
 
 
 def _intermediate_size(fields: Fields) -> int:

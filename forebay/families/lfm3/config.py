@@ -41,10 +41,10 @@ def parse(fields: Fields) -> Lfm3Config:
     described = fields.replaced(rope_parameters=fields.get("rope_parameters") or _ROPES)
     thetas, positions = {FULL: 1e6, SLIDING: 1e6}, values["max_position_embeddings"]
     ropes = ropes_by_kind(described, thetas, scaled=FULL, max_positions=positions)
-    theta, scaling = ropes[FULL]
-    window = fields.size("sliding_window", default=256)
+    values["rope_theta"], values["rope_scaling"] = ropes[FULL]
+    values["sliding_window"] = fields.size("sliding_window", default=256)
     return Lfm3Config(
-        **{**values, "sliding_window": window, "rope_theta": theta, "rope_scaling": scaling},
+        **values,
         ropes=ropes,
         use_sandwich_norm=fields.flag("use_sandwich_norm", default=True),
         use_attention_gate=fields.flag("use_attention_gate", default=True),

@@ -35,9 +35,9 @@ def parse(fields: Fields) -> MellumConfig:
     plain = fields.without("rope_parameters")
     values = transformer(plain, Defaults(head_dim=128), windows=Windows(size=1024, layers=lambda num_layers: ()))
     ropes = ropes_by_kind(fields, _THETAS, scaled=FULL, max_positions=values["max_position_embeddings"])
-    theta, scaling = ropes[FULL]
+    values["rope_theta"], values["rope_scaling"] = ropes[FULL]
     return MellumConfig(
-        **{**values, "rope_theta": theta, "rope_scaling": scaling},
+        **values,
         ropes=ropes,
         # transformers 5 writes num_local_experts and reads both.
         experts=experts(fields, name="num_experts" if fields.has("num_experts") else "num_local_experts"),

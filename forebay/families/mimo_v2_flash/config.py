@@ -9,7 +9,7 @@ from forebay.families.base.rope import rope_theta_and_scaling, rotary_dim, witho
 from forebay.families.base.shape import WINDOW, Shape
 from forebay.families.base.tensor_names import TensorNames
 from forebay.families.config.model_config import Family, ModelConfig
-from forebay.families.config.transformer import FULL, SLIDING, Defaults, Windows, transformer
+from forebay.families.config.transformer import FULL, SLIDING, Defaults, TransformerValues, Windows, transformer
 from forebay.families.parts.experts import DENSE, SPARSE, GroupedExperts, grouped_experts
 
 _VALUE_SCALE: Final = 0.707
@@ -91,7 +91,7 @@ def _with_kinds(fields: Fields) -> Fields:
     return fields.replaced(**changes)
 
 
-def _check_published(fields: Fields, values: Mapping[str, Any]) -> None:
+def _check_published(fields: Fields, values: TransformerValues) -> None:
     """Raise ModelError where a published file says something else than what all models of the type have."""
     fields.only("layernorm_epsilon", values["rms_norm_eps"])
     fields.only("swa_num_attention_heads", values["num_heads"])

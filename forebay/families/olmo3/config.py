@@ -27,8 +27,8 @@ def parse(fields: Fields) -> Olmo3Config:
     values = transformer(plain, defaults, windows=Windows(layers=three_of_four, required=True))
     thetas = {FULL: fields.get("rope_theta", _THETA), SLIDING: _THETA}
     ropes = ropes_by_kind(fields, thetas, scaled=FULL, max_positions=values["max_position_embeddings"])
-    theta, scaling = ropes[FULL]
-    return Olmo3Config(**{**values, "rope_theta": theta, "rope_scaling": scaling}, ropes=ropes)
+    values["rope_theta"], values["rope_scaling"] = ropes[FULL]
+    return Olmo3Config(**values, ropes=ropes)
 
 
 def three_of_four(num_layers: int) -> list[int]:

@@ -34,10 +34,11 @@ def parse(fields: Fields) -> OlmoHybridConfig:
     computed = [LINEAR if i % 4 != 3 else FULL for i in range(num_layers)]
     if num_layers < 4:
         computed[-1] = FULL
+    values["layer_types"] = tuple(layers_of(fields, computed))
     key_heads = fields.size("linear_num_key_heads", default=heads)
     key_size = fields.size("linear_key_head_dim", default=max(1, int(0.75 * hidden_size / key_heads)))
     return OlmoHybridConfig(
-        **{**values, "layer_types": tuple(layers_of(fields, computed))},
+        **values,
         delta=delta_net(fields, key_heads=heads, value_heads=heads, key_size=key_size, value_size=2 * key_size),
         linear_allow_neg_eigval=fields.flag("linear_allow_neg_eigval", default=True),
         has_rope=theta is not None,  # a null, which is not an absence, is how published files say so

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from forebay.families.base.fields import Fields
 from forebay.families.config.model_config import ModelConfig
-from forebay.families.config.transformer import FULL, Defaults, kernel_width, transformer
+from forebay.families.config.transformer import FULL, Defaults, TransformerValues, kernel_width, transformer
 
 CONV: Final = "conv"
 LFM_NAMES: Final = {"norm_eps": "rms_norm_eps"}
@@ -25,6 +25,13 @@ class Lfm2Config(ModelConfig):
     conv_bias: bool
 
 
+class ConvolutionalValues(TransformerValues):
+    """The values of a `Lfm2Config`."""
+
+    conv_width: int
+    conv_bias: bool
+
+
 def convolutional(
     fields: Fields,
     defaults: Defaults,
@@ -32,7 +39,7 @@ def convolutional(
     *,
     possible: Iterable[str] = (CONV, FULL),
     width: int = 3,
-) -> dict[str, Any]:
+) -> ConvolutionalValues:
     """Return `Lfm2Config`'s values. `computed`: the kinds of layers of a file that does not list them, None if it
     must."""
     values = transformer(fields, defaults, layer_types=())

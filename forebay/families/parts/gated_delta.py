@@ -11,7 +11,15 @@ from forebay.families.base.rope import rotary_dim, without_partial_rotary
 from forebay.families.base.shape import Shape
 from forebay.families.base.tensor_names import TensorNames
 from forebay.families.config.model_config import ModelConfig
-from forebay.families.config.transformer import FULL, LINEAR, Defaults, kernel_width, layers_of, transformer
+from forebay.families.config.transformer import (
+    FULL,
+    LINEAR,
+    Defaults,
+    TransformerValues,
+    kernel_width,
+    layers_of,
+    transformer,
+)
 
 # How the rope shares its dimensions among the axes of a picture: all axes of a text have the same position.
 _PICTURE_AXES: Final = ("mrope_section", "mrope_interleaved")
@@ -25,8 +33,15 @@ class Qwen35Config(ModelConfig):
     rotary_dim: int
 
 
-def gated_transformer(fields: Fields, *, rotated: float = 0.25) -> dict[str, Any]:
-    """`Qwen35Config`'s values: as a plain transformer, but for the layers' types and the share of a head that is
+class GatedValues(TransformerValues):
+    """The values of a `Qwen35Config`."""
+
+    delta: DeltaNet
+    rotary_dim: int
+
+
+def gated_transformer(fields: Fields, *, rotated: float = 0.25) -> GatedValues:
+    """Return `Qwen35Config`'s values: as a plain transformer, but for the layers' types and the share of a head that is
     rotated, by default `rotated`."""
     share, whole = without_partial_rotary(fields, default=rotated, ignored=_PICTURE_AXES)
     values = transformer(whole, Defaults(head_dim=256), layer_types=())

@@ -10,7 +10,16 @@ from typing import Any, Final, NamedTuple
 from forebay.families.base.fields import Fields
 from forebay.families.base.rope import ropes_by_kind
 from forebay.families.config.model_config import Experts, ModelConfig
-from forebay.families.config.transformer import FULL, SLIDING, Defaults, Windows, count_of, experts, transformer
+from forebay.families.config.transformer import (
+    FULL,
+    SLIDING,
+    Defaults,
+    TransformerValues,
+    Windows,
+    count_of,
+    experts,
+    transformer,
+)
 from forebay.families.parts.caps import cap
 from forebay.families.parts.ropes import Ropes
 from forebay.families.parts.shared_kv import kv_owners
@@ -73,10 +82,10 @@ def parse(fields: Fields) -> Gemma4Config:
     positions = values["max_position_embeddings"]
     described = fields.replaced(rope_parameters=fields.get("rope_parameters") or _ROPES)
     ropes = ropes_by_kind(described, {FULL: 1e6, SLIDING: 1e4}, scaled=FULL, max_positions=positions)
-    theta, scaling = ropes[FULL]
+    values["rope_theta"], values["rope_scaling"] = ropes[FULL]
     values_from_keys = fields.flag("attention_k_eq_v", default=False)
     return Gemma4Config(
-        **{**values, "rope_theta": theta, "rope_scaling": scaling},
+        **values,
         heads=_heads(fields, values, values_from_keys),
         ropes=ropes,
         kv_owners=kv_owners(fields, kinds, default=0),
@@ -90,7 +99,7 @@ def parse(fields: Fields) -> Gemma4Config:
     )
 
 
-def _attention(fields: Fields) -> dict[str, Any]:
+def _attention(fields: Fields) -> TransformerValues:
     """Return the values that all transformers have. The last layer sees everything, whatever the file says."""
     given = fields.get("layer_types")
     if isinstance(given, list):
@@ -104,7 +113,7 @@ def _attention(fields: Fields) -> dict[str, Any]:
     return transformer(plain, Defaults(head_dim=256, tied=True), windows=windows)
 
 
-def _heads(fields: Fields, values: Mapping[str, Any], values_from_keys: bool) -> dict[str, Heads]:
+def _heads(fields: Fields, values: TransformerValues, values_from_keys: bool) -> dict[str, Heads]:
     """Return the heads of each kind of attention: as saved by transformers, layer by layer, or as published."""
     plain = Heads(values["num_kv_heads"], values["head_dim"])
     if fields.has("per_layer_config"):

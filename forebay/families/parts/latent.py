@@ -9,7 +9,7 @@ from forebay.families.base.fields import MAX_LAYERS, Fields
 from forebay.families.base.mixers import Latent
 from forebay.families.base.shape import Shape
 from forebay.families.base.tensor_names import TensorNames
-from forebay.families.config.transformer import FULL, Defaults, transformer
+from forebay.families.config.transformer import FULL, Defaults, TransformerValues, transformer
 from forebay.families.parts.experts import GroupedConfig
 
 
@@ -20,7 +20,7 @@ class LatentConfig(GroupedConfig):
     latent: Latent
 
 
-def latent_transformer(fields: Fields, defaults: Defaults, latent: Latent) -> dict[str, Any]:
+def latent_transformer(fields: Fields, defaults: Defaults, latent: Latent) -> TransformerValues:
     """As a plain transformer; the size of a head is that of its rotated part, 2 if there is none."""
     fields = fields.replaced(head_dim=latent.rope_dim or 2, num_key_value_heads=None)
     return transformer(fields, defaults, layer_types=[FULL] * fields.size("num_hidden_layers", most=MAX_LAYERS))

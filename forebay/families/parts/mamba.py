@@ -11,7 +11,7 @@ from forebay.families.base.mixers import Mamba1Mixer
 from forebay.families.base.shape import Shape
 from forebay.families.base.tensor_names import TensorNames
 from forebay.families.config.model_config import ModelConfig
-from forebay.families.config.transformer import LINEAR, common, kernel_width
+from forebay.families.config.transformer import LINEAR, LayerValues, common, kernel_width
 
 _POSITIONS: Final = 1 << 17
 """Positions of a model whose configuration has no limit, since its state has no room for one: 131,072. The published
@@ -40,8 +40,14 @@ def mamba1_mixer(fields: Fields) -> Mamba1Mixer:
     )
 
 
-def mixers_only(fields: Fields, *, tied: bool) -> dict[str, Any]:
-    """`ModelConfig`'s values of models without attention, and without anything else but mixers."""
+class MixerValues(LayerValues):
+    """The values of a `ModelConfig` of mixers alone."""
+
+    tie_word_embeddings: bool
+
+
+def mixers_only(fields: Fields, *, tied: bool) -> MixerValues:
+    """Return `ModelConfig`'s values of models without attention, and without anything else but mixers."""
     shared = common(fields)
     return {
         **shared,

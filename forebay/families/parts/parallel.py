@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from forebay.families.base.fields import Fields
 from forebay.families.config.model_config import ModelConfig
-from forebay.families.config.transformer import Defaults, Windows, transformer
+from forebay.families.config.transformer import Defaults, TransformerValues, Windows, transformer
 from forebay.families.parts.multipliers import multiplier
 
 
@@ -19,7 +19,13 @@ class CohereConfig(ModelConfig):
     use_qk_norm: bool = False
 
 
-def parallel_transformer(fields: Fields, *, rope_theta: float, windows: Windows | None = None) -> dict[str, Any]:
+class ParallelValues(TransformerValues):
+    """The values of a `CohereConfig` without those of a default."""
+
+    logit_scale: float
+
+
+def parallel_transformer(fields: Fields, *, rope_theta: float, windows: Windows | None = None) -> ParallelValues:
     """Return the values that Cohere's types share."""
     fields = fields.without("rms_norm_eps").renamed({"layer_norm_eps": "rms_norm_eps"})
     defaults = Defaults(kv_heads=True, rms_norm_eps=1e-5, rope_theta=rope_theta, tied=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from forebay.base.errors import ModelError, brief
 from forebay.families.base.fields import MAX_NUMBER, Fields, is_number
 from forebay.families.base.rope import rope_parameters
-from forebay.families.config.transformer import Defaults, transformer
+from forebay.families.config.transformer import Defaults, TransformerValues, transformer
 
 _THETA: Final = 10_000.0
 # Options of published files, none of which transformers has.
@@ -16,7 +16,7 @@ _ONLY: Final = {"use_qk_norm": True, "use_cla": False, "use_rotary_pos_emb": Tru
 _BESIDE_ALPHA: Final = frozenset({"alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"})
 
 
-def rotated_first(fields: Fields) -> dict[str, Any]:
+def rotated_first(fields: Fields) -> TransformerValues:
     """Read a transformer whose q and k are normed after their rotation. Raises ModelError for those of other variants:
     without these norms, or with KV that layers share."""
     for name, value in _ONLY.items():

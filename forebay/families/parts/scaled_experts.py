@@ -7,8 +7,15 @@ from typing import Any
 from forebay.families.base.fields import Fields
 from forebay.families.base.shape import Shape
 from forebay.families.config.model_config import Experts
-from forebay.families.config.transformer import Defaults, Windows, transformer
-from forebay.families.parts.multipliers import GraniteConfig, multipliers, small_multipliers
+from forebay.families.config.transformer import Defaults, TransformerValues, Windows, transformer
+from forebay.families.parts.multipliers import GraniteConfig, Multipliers, multipliers, small_multipliers
+
+
+class MixtureValues(TransformerValues):
+    """The values of a `GraniteConfig` with experts."""
+
+    multipliers: Multipliers
+    experts: Experts
 
 
 def parse(fields: Fields) -> GraniteConfig:
@@ -16,7 +23,7 @@ def parse(fields: Fields) -> GraniteConfig:
     return GraniteConfig(**values(fields))
 
 
-def values(fields: Fields, *, windows: Windows | None = None) -> dict[str, Any]:
+def values(fields: Fields, *, windows: Windows | None = None) -> MixtureValues:
     """Return the values of a mixture, as `GraniteConfig` calls them."""
     shared = transformer(fields, Defaults(kv_heads=True), windows=windows)
     number = fields.size("num_local_experts", default=8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from forebay.families.base.fields import Fields
 from forebay.families.base.shape import Shape
@@ -21,7 +21,14 @@ class Qwen35MoeConfig(Qwen35Config):
     shared_intermediate_size: int
 
 
-def qwen_experts(fields: Fields, *, number: int, per_token: int) -> dict[str, Any]:
+class ExpertValues(TypedDict):
+    """The values of a `Qwen35MoeConfig` about experts."""
+
+    experts: Experts
+    shared_intermediate_size: int
+
+
+def qwen_experts(fields: Fields, *, number: int, per_token: int) -> ExpertValues:
     """Read the fields of experts and of the shared one; the arguments are the type's defaults."""
     return {
         "experts": experts(fields, number=number, per_token=per_token, intermediate_size=512),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from forebay.base.errors import ModelError
 from forebay.families.base.embedding import Dense, dense_layers, token_layers
@@ -14,7 +14,7 @@ from forebay.families.base.fields import MAX_LAYERS, Fields
 from forebay.families.base.rope import rope_theta_and_scaling
 from forebay.families.base.tensor_names import TensorNames
 from forebay.families.config.model_config import ModelConfig
-from forebay.families.config.transformer import FULL, common
+from forebay.families.config.transformer import FULL, LayerValues, common
 
 MAX_LABELS: Final = 4096
 _MAX_LABEL_CHARS: Final = 256
@@ -94,7 +94,29 @@ class TextEncoderConfig(ModelConfig):
         return self.vocab_size * max(1, self.num_types)
 
 
-def encoder_fields(fields: Fields, *, positions: int, offset: int = 0, types: int = 0) -> dict[str, Any]:
+class HeadValues(TypedDict, total=False):
+    """The values of a `TextEncoderConfig` about the head; none without a head."""
+
+    head: Head
+    labels: tuple[str, ...]
+    independent_labels: bool
+
+
+class EncoderValues(LayerValues, HeadValues):
+    """The values of a `TextEncoderConfig`."""
+
+    position_offset: int
+    activation: str
+    num_types: int
+
+
+class RotaryValues(EncoderValues):
+    """The values of a `TextEncoderConfig` whose positions rotate queries and keys."""
+
+    rope_scaling: dict[str, Any] | None
+
+
+def encoder_fields(fields: Fields, *, positions: int, offset: int = 0, types: int = 0) -> EncoderValues:
     """Return the values of a `TextEncoderConfig` from fields under BERT's names. The defaults `positions` and `types`
     are those of transformers 5.24 for the type; 0 types: the type has none, whatever the file says."""
     fields.only("is_decoder", False)
@@ -124,7 +146,7 @@ def encoder_fields(fields: Fields, *, positions: int, offset: int = 0, types: in
     }
 
 
-def rotary_fields(fields: Fields, *, positions: int, types: int, theta: float) -> dict[str, Any]:
+def rotary_fields(fields: Fields, *, positions: int, types: int, theta: float) -> RotaryValues:
     """As `encoder_fields`, of a type whose positions rotate queries and keys."""
     values = encoder_fields(fields, positions=positions, types=types)
     rope_theta, scaling = rope_theta_and_scaling(
@@ -150,7 +172,7 @@ def class_names(fields: Fields) -> list[str]:
     return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
 
 
-def head_fields(fields: Fields) -> dict[str, Any]:
+def head_fields(fields: Fields) -> HeadValues:
     """Return the head that the checkpoint's class has, and its labels. Raises ModelError for labels that are none."""
     classes = class_names(fields)
     head = Head.NONE

@@ -6,10 +6,10 @@ from typing import Any
 
 from forebay.families.base.fields import Fields
 from forebay.families.base.shape import WINDOW, Shape
-from forebay.families.config.transformer import FULL, SLIDING, Defaults, Windows, transformer
+from forebay.families.config.transformer import FULL, SLIDING, Defaults, TransformerValues, Windows, transformer
 
 
-def windowed_transformer(fields: Fields) -> dict[str, Any]:
+def windowed_transformer(fields: Fields) -> TransformerValues:
     """Read a transformer without biases, where each layer but every `sliding_window_pattern`-th has a window. A pattern
     has no effect beside a list of layers or a null as `sliding_window`, and may then be letters, as published."""
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -10,7 +9,7 @@ from forebay.families.base.shape import Shape
 from forebay.families.config.model_config import Family, ModelConfig
 from forebay.families.config.transformer import FULL, LINEAR
 from forebay.families.parts import shared_experts
-from forebay.families.parts.gated_delta import HARMLESS, NAMES, gated_transformer
+from forebay.families.parts.gated_delta import HARMLESS, NAMES, GatedValues, gated_transformer
 from forebay.families.parts.shared_experts import Qwen35MoeConfig, qwen_experts
 from forebay.families.qwen4_exp_text.ngrams import ngrams
 
@@ -64,10 +63,14 @@ def parse(fields: Fields) -> Qwen4Config:
     )
 
 
-def _ngrams(fields: Fields, values: Mapping[str, Any]) -> Ngrams | None:
+def _ngrams(fields: Fields, values: GatedValues) -> Ngrams | None:
     """Read the embeddings of n-grams, which only layers with a delta rule have, as in transformers."""
-    sizes = {name: values[name] for name in ("num_layers", "vocab_size", "hidden_size")}
-    found = ngrams(fields, **sizes)
+    found = ngrams(
+        fields,
+        num_layers=values["num_layers"],
+        vocab_size=values["vocab_size"],
+        hidden_size=values["hidden_size"],
+    )
     if found is not None and any(values["layer_types"][layer] != LINEAR for layer in found.layers):
         raise fields.wrong("ple_layer_ids", "numbers of layers with linear_attention")
     return found

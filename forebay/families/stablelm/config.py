@@ -27,8 +27,9 @@ def parse(fields: Fields) -> StableLmConfig:
     values = transformer(named, Defaults(rms_norm_eps=1e-5, attention_bias=False))
     if values["head_dim"] * values["num_heads"] != values["hidden_size"]:
         raise fields.wrong("num_attention_heads", f"a divisor of hidden_size, {values['hidden_size']}")
+    values["attention_bias"] = fields.flag("use_qkv_bias", default=False)
     return StableLmConfig(
-        **{**values, "attention_bias": fields.flag("use_qkv_bias", default=False)},
+        **values,
         rotary_dim=rotary_dim(fields, values["head_dim"], share),
         parallel=fields.flag("use_parallel_residual", default=False),
         use_qk_norm=fields.flag("qk_layernorm", default=False),

@@ -15,7 +15,8 @@ def parse(fields: Fields) -> ModelConfig:
     named = fields.without("rms_norm_eps").renamed({"norm_epsilon": "rms_norm_eps"})
     defaults = Defaults(rms_norm_eps=1e-5, tied=True)
     values = transformer(named, defaults, windows=Windows(size=0, listed=False))
-    return ModelConfig(**{**values, "attention_bias": bias, "mlp_bias": bias})
+    values["attention_bias"] = values["mlp_bias"] = bias
+    return ModelConfig(**values)
 
 
 def small(shape: Shape) -> dict[str, Any]:

@@ -54,8 +54,9 @@ def _parse(fields: Fields) -> DebertaConfig:
     far = values["max_position_embeddings"] if most == -1 else fields.size("max_relative_positions")
     buckets = fields.get("position_buckets", -1)
     span = far if buckets == -1 else fields.size("position_buckets", least=2)
+    values["num_types"] = fields.size("type_vocab_size", default=0, least=0)
     return DebertaConfig(
-        **{**values, "num_types": fields.size("type_vocab_size", default=0, least=0)},
+        **values,
         span=span,
         far=0 if buckets == -1 else far,
         normed_distances=norm == "layer_norm",

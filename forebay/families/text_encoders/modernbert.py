@@ -47,20 +47,18 @@ def _parse(fields: Fields) -> ModernBertConfig:
         raise fields.wrong("num_attention_heads", "so many that a head's size is even")
     fields.only("classifier_pooling", "cls", "mean")
     window = fields.size("local_attention", default=128)
+    values["layer_types"] = tuple(_layers(fields, values["num_layers"]))
+    values["rope_theta"] = _theta(fields, FULL, "global_rope_theta", 160_000.0)
     return ModernBertConfig(
-        **{
-            **values,
-            "layer_types": tuple(_layers(fields, values["num_layers"])),
-            "rope_theta": _theta(fields, FULL, "global_rope_theta", 160_000.0),
-            "local_theta": _theta(fields, SLIDING, "local_rope_theta", 10_000.0),
-            "reach": window // 2,
-            "norm_bias": fields.flag("norm_bias", default=False),
-            "attention_bias": fields.flag("attention_bias", default=False),
-            "mlp_bias": fields.flag("mlp_bias", default=False),
-            "head_bias": fields.flag("classifier_bias", default=False),
-            "head_activation": activation(fields, "classifier_activation"),
-            "head_mean": fields.get("classifier_pooling") == "mean",
-        }
+        **values,
+        local_theta=_theta(fields, SLIDING, "local_rope_theta", 10_000.0),
+        reach=window // 2,
+        norm_bias=fields.flag("norm_bias", default=False),
+        attention_bias=fields.flag("attention_bias", default=False),
+        mlp_bias=fields.flag("mlp_bias", default=False),
+        head_bias=fields.flag("classifier_bias", default=False),
+        head_activation=activation(fields, "classifier_activation"),
+        head_mean=fields.get("classifier_pooling") == "mean",
     )
 
 

@@ -9,7 +9,7 @@ from forebay.families.base.mixers import Mamba2Mixer
 from forebay.families.base.rope import ROPE_FIELDS
 from forebay.families.base.shape import Shape
 from forebay.families.config.model_config import Family
-from forebay.families.config.transformer import LINEAR, Defaults, kernel_width, transformer
+from forebay.families.config.transformer import LINEAR, Defaults, TransformerValues, kernel_width, transformer
 from forebay.families.parts.mamba import INITIAL, KERNELS
 from forebay.families.parts.mamba2 import HYBRID, Mamba2Config, expanded, groups_of, listed_layers
 
@@ -96,11 +96,11 @@ def _head_dim(fields: Fields) -> int:
     return fields.size(name, default=max(1, width // fields.size("num_attention_heads")))
 
 
-def _adapters(fields: Fields, values: dict[str, Any]) -> bool:
+def _adapters(fields: Fields, values: TransformerValues) -> bool:
     """Return whether q, k and v have adapters, which are all as wide as the attention's input."""
     adapters = fields.flag("use_shared_attention_adapter", default=False)
     width = 2 * values["hidden_size"]
-    if adapters and any(values[heads] * values["head_dim"] != width for heads in ("num_heads", "num_kv_heads")):
+    if adapters and any(heads * values["head_dim"] != width for heads in (values["num_heads"], values["num_kv_heads"])):
         raise fields.wrong("use_shared_attention_adapter", f"false: q, k and v are not all {width} wide")
     return adapters
 

@@ -6,11 +6,11 @@ from forebay.families.config.transformer import FULL
 from forebay.families.parts.kimi_delta import KimiLinearConfig
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.draft_head import DraftHeadSpec
-from forebay.models.decoder import block_spec, draft_head_spec, layer_name
+from forebay.models.decoder import DecoderOptions, block_spec, draft_head_spec, layer_name
 from forebay.models.families.parts.kimi_delta import kimi_delta_spec
 from forebay.models.families.parts.latent import feed_forward, latent_attention_spec, with_draft_layer
 
-DECODER = {"embedding": "model.word_embeddings"}
+DECODER: DecoderOptions = {"embedding": "model.word_embeddings"}
 
 
 def block(config: KimiLinearConfig, layer: int) -> BlockSpec:

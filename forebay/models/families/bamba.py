@@ -5,11 +5,11 @@ from dataclasses import replace
 from forebay.families.config.transformer import LINEAR
 from forebay.families.parts.mamba2 import Mamba2Config
 from forebay.layers.build import BlockSpec, PartSpec
-from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_spec, rope_spec
+from forebay.models.decoder import DecoderOptions, attention_spec, block_spec, layer_name, mlp_spec, rope_spec
 from forebay.models.families.parts.mamba2 import mamba2_spec
 from forebay.models.families.parts.mamba_names import FINAL_NORM, NORMS
 
-DECODER = {"norm": FINAL_NORM}
+DECODER: DecoderOptions = {"norm": FINAL_NORM}
 
 
 def block(config: Mamba2Config, layer: int) -> BlockSpec:

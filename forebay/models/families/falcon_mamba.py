@@ -5,7 +5,8 @@ from dataclasses import replace
 from forebay.families.falcon_mamba.config import FalconMambaConfig
 from forebay.layers.build import BlockSpec
 from forebay.layers.mamba1 import ScanNorm
-from forebay.models.families.parts.mamba import BACKBONE, backbone_block, mamba1_spec, mixer_name
+from forebay.models.families.parts.mamba import DECODER as BACKBONE
+from forebay.models.families.parts.mamba import backbone_block, mamba1_spec, mixer_name
 
 DECODER = BACKBONE
 

@@ -6,11 +6,11 @@ from forebay.families.config.transformer import LINEAR
 from forebay.families.jamba.config import JambaConfig
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mamba1 import ScanNorm
-from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_spec, softmax_experts
+from forebay.models.decoder import DecoderOptions, attention_spec, block_spec, layer_name, mlp_spec, softmax_experts
 from forebay.models.families.parts.mamba import mamba1_spec
 from forebay.models.families.parts.mamba_names import FINAL_NORM, NORMS
 
-DECODER = {"norm": FINAL_NORM}
+DECODER: DecoderOptions = {"norm": FINAL_NORM}
 
 
 def block(config: JambaConfig, layer: int) -> BlockSpec:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from forebay.families.parts.mamba2 import Mamba2Config
 from forebay.layers.build import BlockSpec
-from forebay.models.families.parts.mamba import BACKBONE, backbone_block, mixer_name
+from forebay.models.families.parts.mamba import DECODER as BACKBONE
+from forebay.models.families.parts.mamba import backbone_block, mixer_name
 from forebay.models.families.parts.mamba2 import mamba2_spec
 
 DECODER = BACKBONE

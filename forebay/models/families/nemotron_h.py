@@ -11,7 +11,8 @@ from forebay.layers.mlp import UP_DOWN, Activation, MlpSpec, MoeSpec
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import attention_spec, draft_head_spec
 from forebay.models.families.parts.latent import grouped_router
-from forebay.models.families.parts.mamba import BACKBONE, backbone_block, mixer_name
+from forebay.models.families.parts.mamba import DECODER as BACKBONE
+from forebay.models.families.parts.mamba import backbone_block, mixer_name
 from forebay.models.families.parts.mamba2 import mamba2_spec
 
 DECODER = BACKBONE

@@ -243,10 +243,22 @@ def _levels(levels: Levels, device: torch.device) -> Tensor:
 
 
 def _packed(form: CodeFormat | None, in_features: int, **parts: Tensor | None) -> TritonLinearWeight:
-    everything: dict[str, Any] = {name: parts.get(name) for name in _PARTS}
-    addresses = [0 if part is None else part.data_ptr() for part in everything.values()]
-    where = torch.tensor(addresses, dtype=torch.int64, device=everything["values"].device)
-    return TritonLinearWeight(**everything, form=form, in_features=in_features, addresses=where)
+    values = parts["values"]
+    assert values is not None, "a weight without values"
+    addresses = [0 if part is None else part.data_ptr() for part in map(parts.get, _PARTS)]
+    where = torch.tensor(addresses, dtype=torch.int64, device=values.device)
+    return TritonLinearWeight(
+        values=values,
+        scales=parts.get("scales"),
+        minimums=parts.get("minimums"),
+        bias=parts.get("bias"),
+        high=parts.get("high"),
+        factors=parts.get("factors"),
+        minimum_factors=parts.get("minimum_factors"),
+        form=form,
+        in_features=in_features,
+        addresses=where,
+    )
 
 
 def probe_times(weight: Tensor, most_rows: int) -> Choice:

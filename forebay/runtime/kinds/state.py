@@ -6,7 +6,7 @@ Shape letters: S sequences, T tokens, K snapshots.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import ClassVar, Final
 
 import numpy as np
@@ -62,8 +62,19 @@ class RecurrentStates(DeviceKind):
         super().__init__(cache, ops, counts)
         self._states = cache.tables[STATE]
         self._counts, self._zeros = counts, torch.zeros_like(counts)
-        nothing = counts[:0]
-        self._nothing = States(StateBatch(**{field.name: nothing for field in fields(StateBatch)}))
+        none = counts[:0]
+        self._nothing = States(
+            StateBatch(
+                slots=none,
+                write_slots=none,
+                q_start=none,
+                q_stop=none,
+                snap_start=none,
+                snap_ends=none,
+                snap_slots=none,
+                positions=none,
+            )
+        )
 
     def check(self, plan: StepPlan) -> None:
         """Raise IndexOutOfPool unless the plan's state slots are valid.

@@ -34,7 +34,8 @@ def draw(ops: Ops, logits: Tensor, rows: Tensor, lens: Tensor, table: SamplingRo
     together with the row's seed determine the random number. `wants` is the union of the rows' features.
     """
     columns = {name: table[name].index_select(0, rows) for name, wanted in COLUMNS.items() if wants & wanted}
-    return ops.sampling.sample_rows(logits, Draws(**columns, uniform=uniforms(table.seed.index_select(0, rows), lens)))
+    columns["uniform"] = uniforms(table.seed.index_select(0, rows), lens)
+    return ops.sampling.sample_rows(logits, Draws._make(columns.get(name) for name in Draws._fields))
 
 
 def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:

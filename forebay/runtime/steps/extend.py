@@ -108,15 +108,27 @@ def tokens_of(forward: Forward, batch: Batch, columns: Columns, input_ids: Tenso
     `columns`."""
     placed = forward.place(batch, len(input_ids))
     kinds = forward.kind_inputs(Shape.TOKENS, columns, batch, placed)
-    own: dict[str, Tensor] = {}
+    encoded_rows = ahead = rope_positions = None
     if forward.encodings is not None:
-        own["encoded_rows"] = columns["encoded_rows"]
+        encoded_rows = _present(columns["encoded_rows"])
         if forward.encodings.bidirectional:
-            own["ahead"] = columns["ahead"]
+            ahead = _present(columns["ahead"])
     if forward.rows.rope_delta is not None:
-        own["rope_positions"] = columns["rope_positions"].view(-1, 3)
-    present = {name: values for name, values in own.items() if len(values)}
-    return StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds, **present)
+        rope_positions = _present(columns["rope_positions"].view(-1, 3))
+    return StepTokens(
+        input_ids=input_ids,
+        batch=batch,
+        placed=placed,
+        kinds=kinds,
+        encoded_rows=encoded_rows,
+        ahead=ahead,
+        rope_positions=rope_positions,
+    )
+
+
+def _present(column: Tensor) -> Tensor | None:
+    """Return the column, None for one without an entry."""
+    return column if len(column) else None
 
 
 class ExtendShape(StepShape):

@@ -17,7 +17,6 @@ from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol.requests import DetokenizeRequest, TokenizeRequest
 from forebay.text.tokenizer import Tokenizer
 
-SPECIAL: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
 INLINE_PIECES: Final = 1 << 10  # so many take about a millisecond
 
 
@@ -85,11 +84,14 @@ def _piece(tokenizer: Tokenizer, token: int) -> Piece:
 async def tokenizer_info(request: Request, server: ServerContext) -> Response:
     """Return the data by which a client uses this server's tokenizer as its own (lm-eval)."""
     template = server.tokenizer.chat_template
-    special = {name: server.tokenizer.special_names.get(name) for name in SPECIAL}
+    special = server.tokenizer.special_names
     return json_response(
         TokenizerInfo(
             tokenizer_class="forebay",
-            **special,
+            bos_token=special.get("bos_token"),
+            eos_token=special.get("eos_token"),
+            pad_token=special.get("pad_token"),
+            unk_token=special.get("unk_token"),
             chat_template=None if template is None else template.source,
             vocab_size=server.tokenizer.vocab_size,
             model_max_length=server.engine.info.context_length,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, TypedDict
 
 from forebay.base.errors import ModelError
 from forebay.base.pixels import CHANNELS
@@ -79,6 +79,18 @@ class Gemma4VisionConfig(ScaledVisionConfig):
         return self.hidden_size * (CHANNELS * self.patch_size**2 + output_size / self.merge**2)
 
 
+class ImageValues(TypedDict):
+    """The values of a `ScaledVisionConfig` about images."""
+
+    kind: str
+    placeholder: int
+    begin: int
+    end: int
+    padding: int
+    most_tokens: int
+    bidirectional: bool
+
+
 def gemma4(fields: Fields, processor: Fields, vocab_size: int) -> Vision:
     """Read the encoder of a Gemma 4. Defaults are those of transformers' classes."""
     own = Fields.of_file(fields.get("vision_config"), f"{fields.where}: vision_config")
@@ -107,7 +119,7 @@ def gemma4(fields: Fields, processor: Fields, vocab_size: int) -> Vision:
     return config, tuple(f"vision_config.{name}" for name in unknown_options(own, _HARMLESS))
 
 
-def image_fields(fields: Fields, processor: Fields, vocab_size: int, *, attention: str | None) -> dict[str, Any]:
+def image_fields(fields: Fields, processor: Fields, vocab_size: int, *, attention: str | None) -> ImageValues:
     """Read the fields of a `ScaledVisionConfig` about images. `attention` is the language model's
     `use_bidirectional_attention` if the file has none."""
     text = fields.within("text_config")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from forebay.base.errors import ModelError, brief
 from forebay.base.pixels import CHANNELS
 from forebay.families.base.fields import MAX_LAYERS, MAX_NUMBER, Fields, is_number
-from forebay.families.config.vision.base import MAX_TILE, VisionConfig, check_heads, pixel_numbers
+from forebay.families.config.vision.base import MAX_TILE, Channels, VisionConfig, check_heads, pixel_numbers
 
 MAX_RATIO: Final = 200
 """Of an image's longer edge to its shorter one: transformers' processor refuses more."""
@@ -63,6 +63,25 @@ class QwenConfig(VisionConfig):
         return width * CHANNELS * self.patch_size**2 + self.num_mergers * merged
 
 
+class QwenValues(TypedDict):
+    """The values of a `QwenConfig` but for its widths."""
+
+    kind: str
+    placeholder: int
+    patch_size: int
+    merge: int
+    num_layers: int
+    num_heads: int
+    norm_eps: float
+    rescale: float
+    mean: Channels
+    std: Channels
+    rope_theta: float
+    depth: int
+    min_pixels: int
+    max_pixels: int
+
+
 def common_fields(
     fields: Fields,
     own: Fields,
@@ -72,7 +91,7 @@ def common_fields(
     placeholder: int,
     num_layers: int,
     patch_size: int,
-) -> dict[str, Any]:
+) -> QwenValues:
     """Read the fields of a `QwenConfig` but for its widths; `own` are those of the encoder. Defaults are those of
     transformers' classes; those that types have of their own are given. Raises ModelError."""
     own.only("in_channels", CHANNELS)

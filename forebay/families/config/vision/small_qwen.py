@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -53,8 +54,10 @@ def _rope(shape: Shape, **own: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": sections, **own}}
 
 
-def _small(processor: str, **own: Any) -> SmallPictures:
-    """Describe a small model of the type that has the `processor` and parts of its `own`."""
+def _small(
+    processor: str, *, around: Callable[[Shape], Mapping[str, Any]], inside: Callable[[Shape], Mapping[str, Any]]
+) -> SmallPictures:
+    """Describe a small model of the type that has the `processor`."""
     return SmallPictures(
         tokens=("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),
         written="<|vision_start|><|image_pad|><|vision_end|>",
@@ -71,7 +74,8 @@ def _small(processor: str, **own: Any) -> SmallPictures:
             },
             "processor_config.json": {"processor_class": processor},
         },
-        **own,
+        around=around,
+        inside=inside,
     )
 
 

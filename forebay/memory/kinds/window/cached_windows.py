@@ -292,8 +292,8 @@ class WindowTier(TieredKind):
 
     def of_tier(self, num_slots: int, num_pages: int) -> WindowTier:
         ours = self._map
-        of_pages = {"page_size": ours.page_size, "window": ours.window}
-        return WindowTier(CachedWindows(WindowMap(num_slots, num_pages, **of_pages, ledger=ours.slots.ledger)))
+        size, window, ledger = ours.page_size, ours.window, ours.slots.ledger
+        return WindowTier(CachedWindows(WindowMap(num_slots, num_pages, page_size=size, window=window, ledger=ledger)))
 
     def kept(self, nodes: Sequence[Node], pages: Ids) -> Kept:
         at = np.flatnonzero(self._map.is_there(pages) & (self._map.begins[pages] == 0))

@@ -9,10 +9,10 @@ from forebay.layers.attention import QkNorm
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mlp import MlpSpec
 from forebay.layers.short_conv import ShortConvSpec
-from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_spec
+from forebay.models.decoder import DecoderOptions, attention_spec, block_spec, layer_name, mlp_spec
 
 GATE_UP_DOWN = ("w1", "w3", "w2")
-DECODER = {"norm": "model.embedding_norm"}
+DECODER: DecoderOptions = {"norm": "model.embedding_norm"}
 NORMS = ("operator_norm", "ffn_norm")
 
 

@@ -13,10 +13,18 @@ from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.gated_delta import GatedDeltaSpec
 from forebay.layers.params import Rows
-from forebay.models.decoder import attention_spec, block_spec, draft_head_spec, layer_name, mlp_spec, rope_spec
+from forebay.models.decoder import (
+    DecoderOptions,
+    attention_spec,
+    block_spec,
+    draft_head_spec,
+    layer_name,
+    mlp_spec,
+    rope_spec,
+)
 
 NORM_OFFSET: Final = 1.0  # norm weights are stored as differences from it, but for the norm behind the delta rule
-DECODER = {"norm_offset": NORM_OFFSET}
+DECODER: DecoderOptions = {"norm_offset": NORM_OFFSET}
 Config = TypeVar("Config", bound=Qwen35Config)
 
 

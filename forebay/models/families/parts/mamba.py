@@ -8,8 +8,9 @@ from forebay.layers.blocks import ResidualSpec, SublayerSpec
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mamba1 import Mamba1Spec
 from forebay.layers.params import vector
+from forebay.models.decoder import DecoderOptions
 
-BACKBONE = DECODER = {"embedding": "backbone.embeddings", "norm": "backbone.norm_f"}
+DECODER: DecoderOptions = {"embedding": "backbone.embeddings", "norm": "backbone.norm_f"}
 """As Mamba's own checkpoints have it, and those of families that came from it."""
 
 

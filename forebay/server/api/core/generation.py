@@ -140,8 +140,17 @@ class Generation:
                         pictures=pictures,
                     )
                     generation.streams.append(stream)
-                    kept = {"discard": order.discard_output, "keep_token_ids": order.keep_token_ids}
-                    choices.append(Choice(len(choices), prompt, stream, order.params, table, **kept))
+                    choices.append(
+                        Choice(
+                            len(choices),
+                            prompt,
+                            stream,
+                            order.params,
+                            table,
+                            discard=order.discard_output,
+                            keep_token_ids=order.keep_token_ids,
+                        )
+                    )
         except BaseException:
             generation.abort()
             raise

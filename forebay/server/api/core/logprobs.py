@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from forebay.base.values import values_of
 from forebay.engine.client.scores import Scored, ranked, token_name
 from forebay.text.answers.parts import CallArguments, Kind, Said, Thought
 from forebay.text.token_bytes import TokenBytes
@@ -74,15 +74,15 @@ def text_logprobs(table: TokenBytes, tokens: Sequence[Scored]) -> list[ScoredTok
     for token in tokens:
         if token.score is not None:
             pairs = zip(token.score.top_ids, token.score.top_logprobs, strict=True)
-            others = [Alternative(**_entry(table, other, value)) for other, value in pairs]
-            own = _entry(table, token.token_id, token.score.logprob)
-            entries.append(ScoredToken(**own, top_logprobs=others))
+            others = [_alternative(table, other, value) for other, value in pairs]
+            own = _alternative(table, token.token_id, token.score.logprob)
+            entries.append(ScoredToken(**values_of(own), top_logprobs=others))
     return entries
 
 
-def _entry(table: TokenBytes, token: int, logprob: float) -> dict[str, Any]:
+def _alternative(table: TokenBytes, token: int, logprob: float) -> Alternative:
     raw = table.spelled(token)
-    return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+    return Alternative(token=raw.decode("utf-8", "replace"), logprob=logprob, bytes=list(raw))
 
 
 def completion_logprobs(table: TokenBytes, tokens: list[Scored], num_top: int) -> CompletionLogprobs:
@@ -109,7 +109,7 @@ def prompt_logprobs(table: TokenBytes, tokens: list[Scored], num_top: int) -> li
         None
         if token.score is None
         else {
-            str(i): RankedLogprob(**known._asdict())
+            str(i): RankedLogprob(logprob=known.logprob, rank=known.rank, decoded_token=known.decoded_token)
             for i, known in ranked(table, token.token_id, token.score, num_top).items()
         }
         for token in tokens

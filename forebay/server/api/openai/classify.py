@@ -242,9 +242,17 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-_USER: Final[dict[str, Any]] = {"access": Access.USER, "forward": Forward.PROMPT}
 ROUTES: Final[tuple[Route[ServerContext], ...]] = (
-    Route("POST", "/classify", classify, body=ClassifyRequest, answer=Classified, text="The labels of texts.", **_USER),
+    Route(
+        "POST",
+        "/classify",
+        classify,
+        body=ClassifyRequest,
+        answer=Classified,
+        text="The labels of texts.",
+        access=Access.USER,
+        forward=Forward.PROMPT,
+    ),
     Route(
         "POST",
         "/pooling",
@@ -252,7 +260,8 @@ ROUTES: Final[tuple[Route[ServerContext], ...]] = (
         body=PoolingRequest,
         answer=Pooled,
         text="The vectors of the tokens of texts.",
-        **_USER,
+        access=Access.USER,
+        forward=Forward.PROMPT,
     ),
     Route(
         "POST",
@@ -261,7 +270,8 @@ ROUTES: Final[tuple[Route[ServerContext], ...]] = (
         body=TeiEmbedRequest,
         answer=list[list[float]],
         text="The vectors of texts, in the form of text-embeddings-inference.",
-        **_USER,
+        access=Access.USER,
+        forward=Forward.PROMPT,
     ),
     Route(
         "POST",
@@ -270,7 +280,8 @@ ROUTES: Final[tuple[Route[ServerContext], ...]] = (
         body=TeiSparseRequest,
         answer=list[list[Word]],
         text="The weights of the words of texts, in the form of text-embeddings-inference.",
-        **_USER,
+        access=Access.USER,
+        forward=Forward.PROMPT,
     ),
     Route(
         "POST",
@@ -279,6 +290,7 @@ ROUTES: Final[tuple[Route[ServerContext], ...]] = (
         body=TeiPredictRequest,
         answer=list[Predicted | list[Predicted]],
         text="The labels of texts, in the form of text-embeddings-inference.",
-        **_USER,
+        access=Access.USER,
+        forward=Forward.PROMPT,
     ),
 )

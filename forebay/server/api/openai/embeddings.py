@@ -191,7 +191,10 @@ async def _scores(
     async def asked() -> list[list[int]]:
         talks = (question(query, document, instruction or INSTRUCTION) for query, document in pairs)
         encode = server.tokenizer.encode_chat
-        return [await render(server, encode, [ChatMessage(**said) for said in talk], _JUDGING) for talk in talks]
+        return [
+            await render(server, encode, [ChatMessage.model_validate(said) for said in talk], _JUDGING)
+            for talk in talks
+        ]
 
     params = texts.verdicts(server.tokenizer, server.engine.info.vocab_size)
     vectors, usage = await pooled(request, server, body, len(pairs), asked, params, source)
