@@ -42,7 +42,7 @@ ADAPTERS: Final = (
         "layers/adapters.py",
         "        if self.param.scales:\n",
         "        if not self.param.scales and self.param.scales:\n",
-        _LOGITS,
+        f"{_LOGITS}[torch-falcon_h1-mixed]",
     ),
     Mutant(
         "C28 B of k is not applied to the outputs of v",
