@@ -20,6 +20,7 @@ from tests.integration.rig import Engine, Rig
 from tests.integration.test_hybrid_tokens import TIGHT, Known, greedy
 from tests.kernels import NATIVE
 from tests.models.heads import HEADS, make_headed, make_right
+from tests.models.test_mixed_floats import publish
 from tests.models.tiny import VOCAB, shared_tiny
 
 RIGHT = (
@@ -175,6 +176,15 @@ def test_an_engine_is_built_with_its_draft_head_where_that_is_asked_for(case: st
     assert tokens == plain
     assert steps < 30
     assert engine.count("accepted_tokens") > 0
+
+
+@pytest.mark.slow
+def test_c16_draft_layer_of_v4_in_published_codes_changes_no_token(tmp_path: Path) -> None:
+    path, _ = publish(tmp_path, "fp4")
+    plain, _ = run_steps(built(path), 41)
+    engine = built(path, speculative_algorithm="NEXTN", speculative_num_draft_tokens="4")
+    assert run_steps(engine, 41)[0] == plain
+    assert engine.count("draft_tokens") > 0
 
 
 def test_of_several_draft_heads_the_first_drafts_and_that_is_said(tmp_path: Path, caplog: Any) -> None:

@@ -185,7 +185,7 @@ def _with_streams(
     folder: Path, oracle: Any, layers: Any, names: Mapping[str, str], generator: torch.Generator
 ) -> StreamedHeaded:
     """Qwen 4 norms all streams of a token together, DeepSeek-V4 each by itself."""
-    size = BASE["hidden_size"]
+    size = oracle.config.hidden_size
     norm = next(module for name, module in layers.named_modules() if name.endswith("norm"))
     joint = "model.hyper_connection_mixer" in names
     width = size * oracle.config.hc_count if joint else size

@@ -21,7 +21,8 @@ from forebay.formats.small_floats import E2M1
 from forebay.formats.stored_tensor import read_tensor
 from tests.kernels import NATIVE
 from tests.models.drive import Driver
-from tests.models.tiny import make_oracle, random_ids
+from tests.models.heads import make_headed
+from tests.models.tiny import random_ids
 
 PUBLISHED = {
     "quant_method": "fp8",
@@ -40,6 +41,7 @@ SIZES = {
 }
 WIDE = re.compile(
     r"\.attn\.(wq_a|wq_b|wkv|wo_a|wo_b)\.weight|\.attn\.indexer\.wq_b\.weight|\.shared_experts\.w\d\.weight"
+    r"|\.[eh]_proj\.weight"
 )
 EXPERT = re.compile(r"\.experts\.\d+\.w\d\.weight")
 
@@ -73,7 +75,7 @@ def narrow(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
 
 def publish(folder: Path, experts: str) -> tuple[Path, Path]:
     """The same values in files as published, and in float32."""
-    make_oracle("deepseek_v4", **SIZES).save_pretrained(folder / "plain")
+    make_headed("deepseek_v4", folder / "plain", **SIZES)
     fields = json.loads((folder / "plain" / "config.json").read_text())
     tensors, coded = load_file(folder / "plain" / "model.safetensors"), {}
     for name, weight in list(tensors.items()):
@@ -99,9 +101,12 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path,
     return {experts: publish(tmp_path_factory.mktemp(experts), experts) for experts in ("fp4", "fp8")}
 
 
+@pytest.mark.parametrize("draft_head", [False, True])
 @pytest.mark.parametrize("experts", ["fp4", "fp8"])
-def test_published_v4_files_have_the_values_of_their_codes_to_the_bit(experts: str, published: Any) -> None:
-    ours, theirs = (open_checkpoint(path) for path in published[experts])
+def test_published_v4_files_have_the_values_of_their_codes_to_the_bit(
+    experts: str, draft_head: bool, published: Any
+) -> None:
+    ours, theirs = (open_checkpoint(path, draft_head=draft_head) for path in published[experts])
     assert ours.tensors.keys() == theirs.tensors.keys()
     assert ours.config.unknown_options == ()
     coded = 0
@@ -112,7 +117,9 @@ def test_published_v4_files_have_the_values_of_their_codes_to_the_bit(experts: s
         planned = ours.config.packing.format(name, tensor.shape[-1])
         assert (planned is None) == (tensor.codes is None), name
         assert planned is None or planned == tensor.codes.sources[0].format, name
-    assert coded == 4 * 6 * 3 + 4 * (5 + 3) + 2  # experts, attention and shared experts, and indexers
+    num_layers = 4 + draft_head
+    # Experts, attention and shared experts, indexers, and what the head joins.
+    assert coded == num_layers * (6 * 3 + 5 + 3) + 2 + 2 * draft_head
 
 
 @pytest.mark.parametrize("experts", ["fp4", pytest.param("fp8", marks=pytest.mark.slow)])

@@ -88,13 +88,13 @@ FORMATS = (
         "formats/float_layers.py",
         "exponents.astype(np.int32) - 127",
         "exponents.astype(np.int32) - 126",
-        "models/test_mixed_floats.py::test_published_v4_files_have_the_values_of_their_codes_to_the_bit[fp4]",
+        "models/test_mixed_floats.py::test_published_v4_files_have_the_values_of_their_codes_to_the_bit[fp4-False]",
     ),
     Mutant(
         "C28 experts of DeepSeek-V4 are in the form that its configuration names",
         "formats/mixed_floats.py",
         "return replace(self.wide, floats=self.experts).format(name, width)",
         "return self.wide.format(name, width)",
-        "models/test_mixed_floats.py::test_published_v4_files_have_the_values_of_their_codes_to_the_bit[fp4]",
+        "models/test_mixed_floats.py::test_published_v4_files_have_the_values_of_their_codes_to_the_bit[fp4-False]",
     ),
 )
