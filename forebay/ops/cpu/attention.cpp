@@ -1,6 +1,7 @@
 // Paged attention in float32 arithmetic, whatever the entries of queries and caches are.
 //
-// A head's keys of a block are turned round once for all rows (turned_keys.h), and its values are widened once. Rows are
+// A head's keys of a block are turned round once for all rows (turned_keys.h), and its values are widened once. Products
+// of queries and keys in bfloat16 are summed in pairs by the CPU's instruction for it, where it has one. Rows are
 // taken a few at a time, whose scores, and then sums, stay in registers.
 #include "attention_rows.h"
 #include "turned_keys.h"
@@ -10,8 +11,8 @@ namespace {
 // A walk's working memory, from the thread's scratch.
 struct Work {
     long width;     // head_dim rounded up to what 16 bytes hold
-    float* q;       // [rows][width]
-    float* keys;    // [width][kBlock]
+    float* q;       // [rows][width], or in pairs in half of it
+    float* keys;    // [width][kBlock], or in pairs in half of it
     float* values;  // [kBlock][v_width]
     float* scores;  // [kTile][kBlock]
     float* factors;  // [2][kBlock], of keys and values
@@ -37,6 +38,17 @@ void widen_row(const E* from, long n, float* to) {
     for_each_vector(n, [&](long i, long part) { store(to + i, load_part(from + i, part)); });
 }
 
+// A row of queries as `score_rows` reads it.
+template <bool kPairs, class T>
+void keep_query(const T* from, long n, float* to) {
+    if constexpr (kPairs) {
+        std::memcpy(to, from, n * sizeof(T));
+        std::memset(reinterpret_cast<char*>(to) + n * sizeof(T), 0, sizeof(T));
+    } else {
+        widen_row(from, n, to);
+    }
+}
+
 // One head's keys of a block, its values if they are `widened`, and its factors if it has any; beside it `share` lanes of
 // the next block are fetched.
 template <class T, class E>
@@ -47,7 +59,7 @@ void read_head(const AttentionCall<T, E>& call, const Block& block, long kv_head
     for (long lane = 0; lane < kBlock; lane += W) {
         next.lanes(part);
         if (lane + W > block.lanes.begin && lane < block.lanes.end) {
-            turn_keys(call.k_cache, block.slots, block.lanes, lane, kv_head, shape.head_dim, work.keys);
+            turn_keys<kInPairs<T, E>>(call.k_cache, block.slots, block.lanes, lane, kv_head, shape.head_dim, work.keys);
         } else {
             for (long dim = 0; dim < shape.head_dim; ++dim) store(work.keys + dim * kBlock + lane, zero());
         }
@@ -118,7 +130,7 @@ void add_values(const Work& work, const Values& values, Lanes lanes, long row) {
 
 // kCount rows of a walk from `row` on, the `first_of_head`-th of their head, over the block that begins at position
 // `first`. What a row does not see has the weight zero. `factors` are the work's, or null.
-template <int kCount, class Values>
+template <int kCount, bool kPairs, class Values>
 void add_rows(const AttentionShape& shape, ScoreMap map, const float* factors, const Walk& walk, long first,
               long first_of_head, long row, const Work& work, const Values& values) {
     const auto lanes_of = [&](long r) {
@@ -126,7 +138,7 @@ void add_rows(const AttentionShape& shape, ScoreMap map, const float* factors, c
     };
     const Lanes lanes{lanes_of(0).begin, lanes_of(kCount - 1).end};
     if (lanes.begin >= lanes.end) return;
-    score_rows<kCount>(work.q + row * work.width, work.width, work.keys, shape.head_dim, work.scores);
+    score_rows<kCount, kPairs>(work.q + row * work.width, work.width, work.keys, shape.head_dim, work.scores);
     for (int r = 0; r < kCount; ++r) {
         float* scores = work.scores + r * kBlock;
         weigh(scores, lanes_of(r), map, factors, work.sums, row + r);
@@ -136,16 +148,16 @@ void add_rows(const AttentionShape& shape, ScoreMap map, const float* factors, c
     add_values<kCount>(work, values, lanes, row);
 }
 
-template <int kCount = kTile, class Values>
+template <bool kPairs, int kCount = kTile, class Values>
 void add_some_rows(long count, const AttentionShape& shape, ScoreMap map, const float* factors, const Walk& walk,
                    long first, long first_of_head, long row, const Work& work, const Values& values) {
     if constexpr (kCount > 1) {
         if (count < kCount) {
-            return add_some_rows<kCount - 1>(count, shape, map, factors, walk, first, first_of_head, row, work,
+            return add_some_rows<kPairs, kCount - 1>(count, shape, map, factors, walk, first, first_of_head, row, work,
                                              values);
         }
     }
-    add_rows<kCount>(shape, map, factors, walk, first, first_of_head, row, work, values);
+    add_rows<kCount, kPairs>(shape, map, factors, walk, first, first_of_head, row, work, values);
 }
 
 template <class T, class E>
@@ -154,7 +166,8 @@ void attend(const AttentionCall<T, E>& call, const Walk& walk, const Walk& next_
     const long head_rows = walk.num_queries * shape.group();
     const Work work(shape, walk.num_heads * head_rows);
     for_each_row(shape, walk, head_rows, [&](long row, const Query& query, long q_head) {
-        widen_row(call.q + query.token * call.ldq + q_head * shape.head_dim, shape.head_dim, work.q + row * work.width);
+        const T* from = call.q + query.token * call.ldq + q_head * shape.head_dim;
+        keep_query<kInPairs<T, E>>(from, shape.head_dim, work.q + row * work.width);
     });
     const float* factors = call.k_cache.factors == nullptr ? nullptr : work.factors;
     const bool widened = head_rows > kTile || shape.v_dim % 32 != 0;
@@ -169,7 +182,7 @@ void attend(const AttentionCall<T, E>& call, const Walk& walk, const Walk& next_
             read_head(call, block, kv_head, work, prefetch, kBlock / walk.num_heads + 1, widened);
             const auto add = [&](const auto& values) {
                 for (long r = 0; r < head_rows; r += kTile) {
-                    add_some_rows(std::min<long>(kTile, head_rows - r), shape, call.map, factors, walk, at * kBlock,
+                    add_some_rows<kInPairs<T, E>>(std::min<long>(kTile, head_rows - r), shape, call.map, factors, walk, at * kBlock,
                                   r, h * head_rows + r, work, values);
                 }
             };
