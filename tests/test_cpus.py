@@ -20,7 +20,11 @@ from tests.deadlines import HANGS_S
 FILES = tuple(f"tests/engine/test_{name}.py" for name in ("llm", "sizing", "build", "draft_models"))
 OF_PROCESSES = "in_its_own_process or costs_only_that_steps_requests or tells_its_client"
 # What does not depend on the processor, and drafts of a second and a third type.
-OF_NO_PROCESSOR = "of_transformers or back_to_the_system or is_closed or falcon_h1-qwen3 or gemma4_text-deepseek_v3"
+OF_NO_PROCESSOR = (
+    "of_transformers or back_to_the_system or is_closed or falcon_h1-qwen3 or gemma4_text-deepseek_v3 or is_refused"
+    " or a_stop_string or one_after_the_other or as_in_other_engines or prints_one_line or that_nobody_knows"
+    " or cannot_fit or continued"
+)
 # Of the best variant that this machine runs, the suite itself tells.
 CPUS = [
     pytest.param(name, marks=marks)

@@ -148,6 +148,7 @@ def fail_with(engine: Engine, guilty: set[int], *, when: str, after: int = 0) ->
     engine.runner.launch = failing  # type: ignore[method-assign]
 
 
+@pytest.mark.quick(3)
 @KINDS
 @pytest.mark.parametrize("when", ["launch", "result"])
 @pytest.mark.parametrize("after", [0, 14])

@@ -125,6 +125,7 @@ FAULTS: dict[str, tuple[str, type, str, Any]] = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_replay_on_tiny_fault_of_memory_is_shown(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     like, owner, name, planted = FAULTS[fault]

@@ -44,9 +44,8 @@ def demand_of(**changes: object) -> MemoryDemand:
 
 
 def model(**fields: Any) -> SimpleNamespace:
-    return SimpleNamespace(
-        **{"max_position_embeddings": 4096, "vocab_size": 1000, "hidden_size": 64, "vision": None, **fields}
-    )
+    sizes = {"max_position_embeddings": 4096, "vocab_size": 1000, "hidden_size": 64, "draft_size": 64, "vision": None}
+    return SimpleNamespace(**sizes | fields)
 
 
 @pytest.mark.parametrize(("ssm_dtype", "state_bytes"), [("float32", 96 * 4 + 512 * 4), ("bfloat16", 96 * 4 + 512 * 2)])

@@ -119,7 +119,7 @@ def outcome(folder: Path, name: str, value: object) -> str:
     return ""
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", JSON_FILES)
 def test_wrong_types_anywhere_are_refused_or_do_not_matter(name, folder):
     sound = json.loads((folder / name).read_text())

@@ -132,6 +132,7 @@ def shown(model: VisualModel, rig: Rig) -> Shown:
     return Shown.of(rig, prompts, [greedy(10 + i) for i in range(len(prompts))])
 
 
+@pytest.mark.quick(4)
 def test_tokens_and_log_probabilities_equal_those_of_transformers(model: VisualModel, shown: Shown) -> None:
     assert check_logprobs(model, shown) > 4 * len(shown.prompts)
 

@@ -100,6 +100,7 @@ def test_vectors_are_those_of_transformers(known: Known) -> None:
             torch.testing.assert_close(got, right(known.tiny, prompt, params.pooling), rtol=0, atol=1e-5)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_no_shape_of_the_engine_changes_a_bit_of_a_vector_or_of_a_neighbours_tokens(
     known: Known, shape: dict[str, Any]

@@ -223,7 +223,7 @@ def known(request: pytest.FixtureRequest) -> Known:
     return known_of(request.param, shortest=12)
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_c21_c28_two_engines_say_what_one_says(known: Known, shape: str) -> None:
     """Twice: the second time with prefixes in either cache, where there is one."""

@@ -95,7 +95,7 @@ def read(made: Trained, folder: Path) -> Adapter:
     )
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", OUTERS)
 def test_adapter_of_a_model_with_images_gives_the_logits_of_peft(
     name: str, trained: Callable[[str], Trained], native: Any, tmp_path: Path

@@ -102,6 +102,7 @@ def test_server_compressed_request_gets_the_answer_of_a_plain_one(
     assert packed["usage"] == plain["usage"]
 
 
+@pytest.mark.quick(4)
 @packed_in
 @pytest.mark.parametrize("num_bytes", [LIMIT + 1, 16 * LIMIT])
 def test_body_that_decodes_to_more_than_the_limit_is_refused_before_it_takes_memory(

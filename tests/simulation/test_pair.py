@@ -71,6 +71,7 @@ def test_the_simulator_finds(name: str) -> None:
     run_pair(seed)  # and the product itself passes that seed
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", CAUSES)
 def test_pair_simulator_failure_without_cause_or_progress_is_found(name: str) -> None:
     """C22, C27: in each run, each failure has a fault, a limit or an abort as its cause, and each room ends in time."""

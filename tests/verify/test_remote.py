@@ -61,6 +61,7 @@ def test_server_with_the_same_answers_everywhere_is_shown_in_each_circumstance()
     assert exit_code(outcomes, len(outcomes) + 1) == 2
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("fake", "different", "verdict"),
     [

@@ -169,7 +169,7 @@ def test_another_number_of_tokens_is_refused(tmp_path: Path) -> None:
 # Tokens.
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("between", ["", " ", "he", "\n", "\n\n", "\n\nhe\n"], ids=repr)
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_prompt_equals_that_of_transformers(folder: Path, tokenizer: text.Tokenizer, count: int, between: str) -> None:

@@ -210,7 +210,7 @@ def own(tokenizer: text.Tokenizer) -> ScaledImage:
     return msgspec.structs.replace(TILING, placeholder=placeholder, begin=begin, end=end)
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("between", ["", " ", "he", "\n", "\n\n", "\n\nhe\n"], ids=repr)
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_prompt_equals_that_of_transformers(
