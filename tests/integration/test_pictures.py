@@ -4,6 +4,7 @@ C19, C28)."""
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from forebay.base.pixels import num_pixel_bytes
 from forebay.engine.loop.core import close
@@ -21,6 +23,7 @@ from forebay.requests.sampling_params import SamplingParams
 from tests.integration.rig import BLOCK_ROWS, Engine, Result, Rig
 from tests.integration.test_hybrid_tokens import scores
 from tests.kernels import NATIVE
+from tests.models.heads import make_headed
 from tests.models.visual import TEXT, TYPES, VisualModel, shared_visual
 
 MARK = 4  # what stands between the tiles of a picture
@@ -150,6 +153,29 @@ def check_logprobs(model: VisualModel, shown: Shown) -> int:
             assert found.rank == 1
             num_compared += 1
     return num_compared
+
+
+@pytest.mark.slow
+def test_c16_draft_layer_behind_pictures_changes_no_token(tmp_path: Path) -> None:
+    """Its keys are rotated by three positions, and its guesses follow the model's streams behind a picture."""
+    model, path = shared_visual("qwen4_exp-ngrams"), tmp_path / "model"
+    shutil.copytree(model.path, path)
+    drafting = load_file(make_headed("qwen4_exp_text", tmp_path / "head").path / "model.safetensors")
+    stored = load_file(path / "model.safetensors")
+    stored |= {name: values for name, values in drafting.items() if name.startswith("mtp.")}
+    save_file(stored, path / "model.safetensors")
+    rig = Rig(path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=256, draft_head=True)
+    if not rig.ops.name.startswith("native"):
+        pytest.skip("only the native kernels compute a row alike in every batch")
+    album, tokens = Album(model), list(TEXT)
+    prompts = [album.prompt(tokens[:9], (number, number), tokens[9 : 12 + number]) for number in (1, 3)]
+    params = [greedy(12) for _ in prompts]
+    plain = scores(run(rig.engine(page_size=4), prompts, params))
+    engine = rig.engine(page_size=4, width=4, chunked_prefill_size=7)
+    plan = engine.core.scheduler.plan
+    engine.core.scheduler.plan = lambda now, *_: plan(now, 4)  # as wide as it may be
+    assert scores(run(engine, prompts, params)) == plain
+    assert engine.count("draft_tokens") > 0
 
 
 def _tiles(picture: Picture) -> Iterator[np.ndarray[Any, Any]]:

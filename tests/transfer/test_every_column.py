@@ -19,20 +19,25 @@ from forebay.families.config.model_config import config_from_folder
 from forebay.models import needs_of
 from forebay.pools.cache_spec import CacheSpec
 from tests.models.tiny import BASE, CASE_OF, CASES
+from tests.models.visual import shared_visual
 from tests.transfer.pair import BACKENDS, half, transfer
 
 FLOATS = CacheTypes(dtype="float32", kv_cache_dtype="float32", movable=True)
 EIGHT_BITS = CacheTypes(dtype="float32", kv_cache_dtype="int8", movable=True)
+PICTURED = "qwen4_exp-ngrams"  # keeps rotary positions of open blocks, which its text alone does not
 # One type for each set of columns that types declare.
 TYPES = (
     *("llama", "gpt_oss", "starcoder2", "deepseek_v3", "deepseek_v4", "lfm2", "lfm3"),
     *("falcon_h1", "jamba", "mamba", "mamba2", "kimi_linear", "glm5_next_text", "qwen4_exp_text"),
+    PICTURED,
 )
 
 
 @functools.cache
 def specs_of(model_type: str, folder: Path) -> Sequence[CacheSpec]:
     """What the layers of a type keep, by its configuration alone."""
+    if model_type == PICTURED:
+        return needs_of(config_from_folder(shared_visual(model_type).path)).cache_specs
     name, options = CASES[CASE_OF[model_type]]
     path = folder / model_type
     path.mkdir()
