@@ -12,7 +12,7 @@ from tests.tiers import LONG_S, MOST_LISTED, unmarked_long
 
 TESTS = Path(__file__).parent
 BUDGET = Counter(
-    api=2, browser=3, cli=3, docs=2, engine=5, formats=4, gates=2, grammar=1, ops=1, route=1, runtime=3, scheduler=1,
+    api=2, browser=3, cli=3, docs=2, engine=5, formats=4, gates=2, ops=1, route=1, runtime=3, scheduler=1,
     server=8, simulation=8,
 )  # fmt: skip
 REMEDY = (

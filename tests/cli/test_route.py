@@ -14,6 +14,7 @@ from tests.deadlines import HANGS_S, wait_until
 SERVERS = ["--prefill", "http://127.0.0.1:9", "--decode", "http://127.0.0.1:10"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("servers", [pytest.param(SERVERS, marks=pytest.mark.slow), []], ids=["servers", "none"])
 def test_route_without_a_terminal_prints_the_address_at_once(servers: list[str], tmp_path: Path) -> None:
     """Without servers, it also prints what is missing."""

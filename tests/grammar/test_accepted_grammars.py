@@ -97,7 +97,7 @@ def _outcomes(grammars: Iterator[Grammar], seeds: int) -> dict[bool, int]:
     return outcomes
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_trial_adversarial_families_refuses_or_the_engine_completes() -> None:
     outcomes = _outcomes(families(), seeds=1)
     assert outcomes[True] >= 20

@@ -160,6 +160,7 @@ def test_a_streamed_chat_is_the_whole_one(api: openai.OpenAI, logprobs: bool) ->
         assert all(len(entry.top_logprobs) == 2 for entry in streamed)
 
 
+@pytest.mark.slow
 def test_each_turn_of_a_conversation_finds_the_turns_before_it_cached(api: openai.OpenAI, tokenizer: Tokenizer) -> None:
     messages: list[dict[str, str]] = []
     before = 0

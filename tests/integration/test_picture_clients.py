@@ -67,6 +67,7 @@ def chat(chats: openai.OpenAI, data: str) -> Any:
     return chats.chat.completions.create(model=MODEL, messages=asked, max_tokens=COUNT, temperature=0)
 
 
+@pytest.mark.slow
 def test_chat_counts_the_tokens_of_an_image_and_finds_it_in_the_cache(chats: openai.OpenAI) -> None:
     first, again = chat(chats, png(3)), chat(chats, png(3))
     details = first.usage.prompt_tokens_details.model_dump()
@@ -75,6 +76,7 @@ def test_chat_counts_the_tokens_of_an_image_and_finds_it_in_the_cache(chats: ope
     assert again.usage.prompt_tokens_details.cached_tokens > details["image_tokens"]
 
 
+@pytest.mark.slow
 def test_chat_with_another_image_is_not_found_in_the_cache(chats: openai.OpenAI) -> None:
     chat(chats, png(5))
     other = chat(chats, png(11))
@@ -82,6 +84,7 @@ def test_chat_with_another_image_is_not_found_in_the_cache(chats: openai.OpenAI)
     assert details["cached_tokens"] < other.usage.prompt_tokens - details["image_tokens"]
 
 
+@pytest.mark.slow
 def test_messages_and_responses_answer_as_chats(chats: openai.OpenAI, messages: anthropic.Anthropic) -> None:
     data = png(7)
     source = {"type": "base64", "media_type": "image/png", "data": data}
@@ -103,6 +106,7 @@ def test_messages_and_responses_answer_as_chats(chats: openai.OpenAI, messages: 
     assert response.output_text == text
 
 
+@pytest.mark.slow
 def test_url_is_refused_in_the_shape_of_each_client(chats: openai.OpenAI, messages: anthropic.Anthropic) -> None:
     parts: Any = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}]
     with pytest.raises(openai.BadRequestError, match="--allowed-media-domains"):

@@ -107,6 +107,7 @@ def test_the_embedded_model_survives_retraction(known: Known, radix_cache: bool)
     assert engine.count("retractions") > 0
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_cold_hit_and_flushed_caches_give_the_same_tokens(known: Known, page_size: int) -> None:

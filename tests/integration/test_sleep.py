@@ -53,7 +53,9 @@ def completion(tree: Tree, **fields: Any) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.parametrize(("mode", "num_tokens"), [("wait", 200), ("retract", 200), ("abort", ENDLESS)])
+@pytest.mark.parametrize(
+    ("mode", "num_tokens"), [pytest.param("wait", 200, marks=pytest.mark.slow), ("retract", 200), ("abort", ENDLESS)]
+)
 async def test_a_sleep_under_streams_costs_no_token_or_ends_them_typed(tree: Tree, mode: str, num_tokens: int) -> None:
     async with asyncly(tree) as client:
         running = await under_way(tree, (read(client, ask([10 + i, 5, 6], num_tokens)) for i in range(ROWS)), ROWS)

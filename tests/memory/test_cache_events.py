@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from forebay.memory.cache_events import (
-    MOST_BLOCKS,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -140,8 +139,9 @@ def test_events_without_tokens_have_no_token_ids() -> None:
     assert stored(events)[0].token_ids == []
 
 
-def test_batches_after_a_start_have_a_bounded_number_of_pages() -> None:
-    tree, events = published_tree(num_pages=2 * MOST_BLOCKS, with_tokens=False)
-    for i in range(2 * MOST_BLOCKS):
+def test_batches_after_a_start_have_a_bounded_number_of_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.memory.cache_events.MOST_BLOCKS", 50)
+    tree, events = published_tree(num_pages=100, with_tokens=False)
+    for i in range(100):
         tree.insert(key_of(i * PAGE_SIZE, 1), pages(i + 1), OWNER)
-    assert [len(stored(events)) for _ in range(3)] == [MOST_BLOCKS, MOST_BLOCKS, 0]
+    assert [len(stored(events)) for _ in range(3)] == [50, 50, 0]

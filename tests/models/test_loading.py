@@ -29,6 +29,7 @@ def load_float32(path, **options):
     return models.load(open_checkpoint(path), ops=TORCH, dtype=torch.float32, **options)
 
 
+@pytest.mark.slow
 @together("model_type", TYPES)
 def test_each_model_type_that_can_be_opened_has_a_file(model_type, tiny):
     config = open_checkpoint(tiny(model_type).path).config

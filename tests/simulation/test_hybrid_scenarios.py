@@ -62,6 +62,7 @@ def evicted(sim: Scripted) -> None:
     cached.in_tree.evict(cached.num_cached // 2)
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("kind", ["extra_buffer", "no_buffer"])

@@ -29,7 +29,7 @@ from tests.transfer.ends import GONE, N, assert_ends
 from tests.transfer.pair import EVERYTHING, KEY, Half, half, layout_of, spans_of, transfer
 from tests.transfer.scripted import Peer, ScriptedPrefill, hello, scripted_decode, scripted_offer
 
-PARTS = 24  # of all alterations; the suite tries one part, the long tier all
+PARTS = 48  # of all alterations; the suite tries one part, the long tier all
 
 
 def parts() -> list[Any]:

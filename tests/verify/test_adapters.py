@@ -50,6 +50,7 @@ def test_made_adapters_have_all_layers_that_can_have_one_and_are_removed(small_m
     assert not any(path.exists() for path in paths.values())
 
 
+@pytest.mark.slow
 async def test_adapters_are_left_out_with_the_reason_where_no_layer_can_have_one(
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def test_each_question_is_asked_with_a_picture_in_its_prompt_and_without(verific
     assert len({question.pictures[0].digest for question in shown}) == 4, "each is asked with two prompts"
 
 
+@pytest.mark.slow
 def test_circumstances_with_pictures_are_for_models_that_take_them(verification: Verification, tmp_path: Path) -> None:
     found = [one for one in verification.circumstances if one.pictured]
     assert {one.name for one in found} == WITH_PICTURES

@@ -552,6 +552,7 @@ def test_who_guesses_is_the_users_to_say(embedded_model: Path) -> None:
     assert {"overlap_depth", "chunked_prefill_size", "max_total_tokens"} <= verification.varied
 
 
+@pytest.mark.slow
 async def test_verify_circumstance_that_missed_a_way_of_choosing_tokens_is_asked_again_and_then_not_shown(
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

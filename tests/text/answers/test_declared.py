@@ -183,6 +183,7 @@ def _message(rng: random.Random) -> Message:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("types", FALLBACKS, ids=[types[0] for types in FALLBACKS])
 def test_declared_known_template_of_transformers_random_messages_agree(types: tuple[str, ...]) -> None:
