@@ -107,6 +107,15 @@ def test_steps_are_as_wide_as_the_logits_of_their_tokens_have_room(num_requests:
     assert "tokens verified per request" not in {line.item for line in plain.lines}
 
 
+def test_rows_of_a_draft_head_with_several_streams_hold_all_of_them() -> None:
+    """A head beside the model is fed with hidden states, whatever the model has inside."""
+    sizes, streamed = cache_sizes(SPECS, LARGE.types), model(draft_size=4 * 64)
+    for algorithm, numbers in ((SpeculativeAlgorithm.NEXTN, 4 * 64), (SpeculativeAlgorithm.EAGLE, 64)):
+        asked = SpeculationOptions(algorithm=algorithm, num_draft_tokens=2)
+        demand = memory_demand(replace(LARGE, speculation=asked), sizes, streamed)
+        assert demand.draft_row_bytes == 4 * numbers + 16
+
+
 def test_without_a_prefix_cache_no_conversation_stays() -> None:
     assert capacity(divide_memory(demand_of(radix_cache=False)), 100)[2:] == (0, 0)
 

@@ -252,6 +252,13 @@ MEMORY = (
         "engine/test_sizing.py::test_steps_are_as_wide_as_the_logits_of_their_tokens_have_room",
     ),
     Mutant(
+        "C4 the rows of a draft head with several streams hold all of them",
+        "engine/lifecycle/sizing.py",
+        "state = model.draft_size if speculation",
+        "state = model.hidden_size if speculation",
+        "engine/test_sizing.py::test_rows_of_a_draft_head_with_several_streams_hold_all_of_them",
+    ),
+    Mutant(
         "C4 the size of a decode server is raised by all that run or arrive",
         "engine/lifecycle/sizing.py",
         "memory.max_running_requests + extra if config.disaggregation.is_decode else 0",
