@@ -88,7 +88,7 @@ def recorded(
     return origin, decode_all(data)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("like", CONFIGS)
 def test_replay_on_tiny_recorded_plans_give_each_request_what_it_gets_alone(like: str) -> None:
     executed = tiny.run_on_tiny(*recorded(CONFIGS[like](), seed=0), like)

@@ -105,6 +105,7 @@ def test_c16_a_head_changes_no_bit_in_any_shape_of_the_engine(right: Known, shap
     assert ("num_tokens" not in shape) or engine.count("retractions") > 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_c16_tier_brings_the_draft_heads_cache_with_the_prefix(tier: str, tmp_path: Path) -> None:
     """A hit from the tier has the tokens of one on the device, and as many accepted drafts."""
@@ -132,7 +133,7 @@ def run_steps(engine: Engine, tokens: int) -> tuple[list[int], int]:
     return result.token_ids, engine.core.stats.counters["engine.steps"] - before
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", RIGHT)
 def test_a_head_that_is_right_is_accepted_whole(case: str, tmp_path: Path) -> None:
     rig, width = rig_of(make_right(case, tmp_path)), 4
@@ -167,6 +168,7 @@ def built(path: Path, **flags: Any) -> Engine:
     return Engine(build_engine(resolve({"model_path": str(path), **sizes, **flags}).engine)[0])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", ["qwen3_next", "nemotron_h"])
 def test_an_engine_is_built_with_its_draft_head_where_that_is_asked_for(case: str, tmp_path: Path) -> None:
     path = make_right(case, tmp_path)

@@ -60,6 +60,7 @@ def test_c16_an_eagle_head_changes_no_bit_in_any_shape_of_the_engine(right: Know
     assert ("num_tokens" not in shape) or engine.count("retractions") > 0
 
 
+@pytest.mark.quick(1)
 @KINDS
 def test_an_eagle_head_that_is_right_is_accepted_whole(third: bool, tmp_path: Path) -> None:
     rig, width = rig_of(*make_right(tmp_path, third=third), third=third), 4

@@ -192,7 +192,7 @@ def test_same_text_with_another_picture_gives_other_log_probabilities(shown: Sho
     assert shown.alone[0][1][0] != shown.alone[1][1][0]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 512])
 def test_tokens_do_not_depend_on_pages_and_chunks(shown: Shown, page_size: int, chunk: int) -> None:
@@ -207,7 +207,7 @@ def test_tokens_do_not_depend_on_slices(shown: Shown, overlap_depth: int, layer_
     shown.check(shown.rig.engine(**options))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("apart", [0, 3, 40])
 def test_prefix_hits_before_inside_and_behind_pictures(shown: Shown, page_size: int, apart: int) -> None:
@@ -218,7 +218,7 @@ def test_prefix_hits_before_inside_and_behind_pictures(shown: Shown, page_size: 
     assert all(num >= len(prompt.ids) - 2 * page_size for num, prompt in zip(cached, shown.prompts, strict=True))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_picture_whose_tokens_are_cached_is_not_encoded_again(shown: Shown) -> None:
     engine = shown.rig.engine(radix_cache=True, page_size=1)
     shown.check(engine, apart=40)
@@ -228,7 +228,7 @@ def test_picture_whose_tokens_are_cached_is_not_encoded_again(shown: Shown) -> N
     assert engine.count("encoded_tiles") == before
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("spare", [0, 1, 2])
 def test_evicted_encodings_are_computed_again(shown: Shown, spare: int) -> None:
     """With room for the largest picture, and for some blocks beside it."""
@@ -243,7 +243,7 @@ def test_evicted_encodings_are_computed_again(shown: Shown, spare: int) -> None:
     assert engine.count("evicted_encodings") > 0
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("radix_cache", [False, True])
 @pytest.mark.parametrize("host_bytes", [0, 1 << 20])
 def test_retracted_requests_keep_their_tokens(shown: Shown, radix_cache: bool, host_bytes: int) -> None:

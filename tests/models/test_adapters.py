@@ -101,7 +101,7 @@ def test_tokens_without_an_adapter_have_the_bits_of_a_model_without_adapters(che
         assert torch.equal(before, after) == (row not in (3, 4)), f"row {row}"
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("checkpoint", BITS)
 def test_chunks_and_other_rows_and_adapters_do_not_change_a_bit(checkpoint, dtype, tiny, native):

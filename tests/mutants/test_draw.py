@@ -66,7 +66,7 @@ def test_area_runs_tests_named_like_the_module_first_then_those_that_import_it()
     assert not any("forebay.scheduler.halt" in (REPOSITORY / test).read_text() for test in others)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("area", AREAS)
 def test_draw_is_even_by_file_repeats_with_its_seed_and_is_python(area: str) -> None:
     files = AREAS[area].files()

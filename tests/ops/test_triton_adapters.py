@@ -35,6 +35,7 @@ def test_tokens_without_an_adapter_keep_their_bits(ops: Ops, dtypes: Dtypes) -> 
     assert out.isfinite().all()
 
 
+@pytest.mark.quick(1)
 @DTYPES
 def test_bits_of_a_token_do_not_depend_on_others(ops: Ops, dtypes: Dtypes) -> None:
     table, x = table_of(LAYERS, 70, dtypes[1]), normal((len(SLOTS), 70), dtypes[0], seed=4)

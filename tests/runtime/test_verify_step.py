@@ -48,7 +48,7 @@ def paths() -> Callable[[str], Path]:
     return lambda case: shared_tiny(case).path
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES)
 def test_c16_drafts_change_no_bit_of_what_a_model_says_and_keeps(case, dtype, native_ops, paths):

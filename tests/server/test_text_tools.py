@@ -34,6 +34,7 @@ def speaker(patience: None) -> Iterator[Model]:
     made.close()
 
 
+@pytest.mark.slow
 def test_chat_text_tool_called_twice_returns_and_takes_back_its_text(speaker: Model) -> None:
     tools = [*TOOLS, text_tool()]
     messages: list[Any] = list(ASK)
