@@ -75,7 +75,7 @@ COMPRESSED = (
         "memory/kinds/ring/rings.py",
         "return as_ids([allocation.row])",
         "return NO_IDS",
-        _ENGINE,
+        f"{_ENGINE}[host copies]",
     ),
     Mutant(
         "C21 states that go to an engine with other pages have a place for each token",
