@@ -68,7 +68,6 @@ RANK_LOG = (
         "engine/ranks/ring.py",
         "if all(entry.limited for entry in self._under_way)",
         "if self._under_way",
-        "engine/ranks/test_processes.py::"
-        "test_rank_that_is_stopped_while_it_loads_or_sleeps_is_lost_after_the_stall_timeout",
+        "engine/ranks/test_ring.py::test_ring_working_ranks_are_those_with_an_entry_that_has_no_limit",
     ),
 )

@@ -252,6 +252,9 @@ async def test_engine_without_a_token_for_the_limit_is_a_failure_that_says_so(
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def play(engines: Engines) -> None:
+        limit = engines._limit.when()
+        assert limit is not None
+        assert limit <= asyncio.get_running_loop().time(), "else this would wait for it"
         await asyncio.Event().wait()
 
     monkeypatch.setattr(run, "started", without_processes)

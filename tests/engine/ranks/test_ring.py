@@ -50,6 +50,22 @@ def test_ring_full_waits_for_the_slowest_rank():
         assert made.readers[1].read() == bytes(60)
 
 
+def test_ring_working_ranks_are_those_with_an_entry_that_has_no_limit() -> None:
+    with ring(num_ranks=2) as made:
+        made.writer.send(b"step")
+        assert made.writer.working() == []
+        made.writer.send(b"update", limited=False)
+        assert made.writer.working() == [1, 2]
+        for number in range(2):
+            made.readers[0].done(number, DONE)
+        made.writer.stalled_s()  # takes in what has arrived
+        assert made.writer.working() == [2]
+        for number in range(2):
+            made.readers[1].done(number, DONE)
+        assert made.writer.outcomes(1) == [DONE, DONE]
+        assert made.writer.working() == []
+
+
 def test_ring_outcomes_of_earlier_entries_are_dropped():
     failed, error = Outcome(failed=(3, 300)), Outcome(error="RuntimeError: " + "x" * 5000, more=True)
     with ring() as made:
