@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from forebay.base.errors import ConfigError
+from forebay.base.errors import ConfigError, ForebayError
 from forebay.cli.arguments import Parser, whole
 from forebay.verify.remote.questions import make_questions, read_questions
 from forebay.verify.remote.report import as_html, as_json, asked_text, left_out_lines, outcome_lines, summary_text
@@ -94,6 +94,19 @@ def _key(name: str | None) -> str:
     return lines[0]
 
 
+async def _behind(router: Server, key: str, stack: AsyncExitStack, console: Console) -> list[Server]:
+    """Connect to the servers behind a router, none of another server. Print those that cannot be compared."""
+    found = []
+    for url in await router.members():
+        try:
+            found.append(await Server.find(url, router.model, key))
+        except ForebayError as error:
+            console.print(f"left out  server behind {router.url}: {error.message}")
+            continue
+        stack.push_async_callback(found[-1].aclose)
+    return found
+
+
 async def _compare(own: Any, seed: int, budget_s: float, console: Console) -> tuple[Comparison, list[Outcome]]:
     """Print each outcome as it ends, and all of them at the end."""
     began, key = time.monotonic(), _key(own.api_key_file)
@@ -102,6 +115,8 @@ async def _compare(own: Any, seed: int, budget_s: float, console: Console) -> tu
         for url in own.url:
             servers.append(await Server.find(url, own.model, key))
             stack.push_async_callback(servers[-1].aclose)
+        if len(servers) == 1:
+            servers += await _behind(servers[0], key, stack, console)
         context_length = min((server.context_length or 1 << 30 for server in servers), default=0)
         questions = (
             read_questions(Path(own.prompts))

@@ -38,6 +38,7 @@ class FakeServer:
     body: bytes = b""
     good: int = 0
     garbage: bytes = b""
+    members: list[dict[str, Any]] | None = None  # of a router
     bodies: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
     _asked: Counter[str] = field(default_factory=Counter)
@@ -58,6 +59,10 @@ class FakeServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            if head.startswith("GET /server_info"):
+                info = {} if self.members is None else {"members": self.members}
+                await _send(writer, 404 if self.members is None else 200, json.dumps(info).encode())
+                return
             if head.startswith("GET"):
                 entries = [{"id": name, "owned_by": self.owner} for name in self.models]
                 await _send(writer, 200, json.dumps({"object": "list", "data": entries}).encode())

@@ -332,6 +332,18 @@ def test_command_compares_two_servers_and_prints_how_to_repeat_it(
     assert "Does anything around a request" in (tmp_path / "page.html").read_text()
 
 
+def test_command_compares_the_servers_behind_a_router_with_its_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["verify", "--budget", f"{HANGS_S}s", "--max-tokens", "6", "--only", "at http", "--seed", "1"]
+    router = FakeServer(members=[])
+    with _running(FakeServer()) as one, _running(FakeServer(models=("other",))) as other, _running(router) as url:
+        given = ((one, "both", True), (other, "both", True), (one, "decode", True), (one, "both", False))
+        router.members = [{"url": member, "role": role, "up": up} for member, role, up in given]
+        assert forebay([*words, "--url", url]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count(f"same at {one}") == 1
+    assert f"left out server behind {url}: --model fake: {other} has no model of this name; it lists: other" in printed
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

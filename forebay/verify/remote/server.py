@@ -20,6 +20,8 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 _TOPS: Final = 5  # alternatives whose log-probabilities are asked for
 _CONNECT_S: Final = 10.0
+_WHOLE: Final = "both"  # role of a member of a router that answers whole requests
+_MOST_MEMBERS: Final = 64  # that are compared
 _MAX_CONNECTIONS: Final = 256
 _MAX_SHOWN: Final = 300  # characters of a server's error
 _REFUSED: Final = (400, 404, 405, 413, 415, 422, 501)  # of the request, whatever the load
@@ -103,6 +105,18 @@ class Server:
             if not options.stream:
                 return Reply.of_body(_json(self.url, await self._client.post(route, json=body)))
             return await self._streamed(route, body, options)
+
+    async def members(self) -> list[str]:
+        """Return the addresses of the servers behind this one that answer whole requests, if it is Forebay's router;
+        none of any other server."""
+        try:
+            async with _failures(self.url):
+                found = _json(self.url, await self._client.get("/server_info")).get("members")
+        except ForebayError:
+            return []
+        each = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        urls = [str(one.get("url")) for one in each if one.get("role") == _WHOLE and one.get("up")]
+        return urls[:_MOST_MEMBERS]
 
     async def environment(self) -> Mapping[str, str]:
         """Return what the server computes with. Raises ConfigError for a server that does not say."""
