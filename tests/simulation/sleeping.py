@@ -11,14 +11,17 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay.base.parts import I64
+from forebay.config.engine_config import SchedulerConfig
 from forebay.engine.frames import KV_CACHE, WEIGHTS, Release, Resume, UpdateWeights
 from forebay.engine.lifecycle.sleep import Phase
+from forebay.memory.kinds.state.hybrid_rows import HybridReqToTokenPool
 from forebay.requests.step_plan import StepPlan
 from forebay.scheduler import admission
 from forebay.scheduler.halt import Mode
+from forebay.scheduler.proposer import Proposer
 from tests.kinds_of import states_of
 from tests.simulation.command_line import command_line
 from tests.simulation.device_memory import POISON
@@ -58,9 +61,9 @@ def kept_of(runner: HashRunner, places: Mapping[str, I64]) -> Kept:
 
 def put_back(runner: HashRunner, kept: Kept) -> None:
     runner.pages.by_slot[kept.places["kv"]] = kept.pages
-    if runner.windows:
+    if runner.windows and kept.windows is not None:
         runner.windows.bytes.by_slot[kept.places["window"]] = kept.windows
-    if runner.states:
+    if runner.states and kept.states is not None and kept.lens is not None:
         runner.states.states[kept.places["state"]] = kept.states
         runner.states.lens[kept.places["state"]] = kept.lens
 
@@ -88,13 +91,19 @@ class SleepOutcome(Outcome):
     retained: int = 0  # prefixes that are kept over a sleep
 
 
-class Sleeping:
+if TYPE_CHECKING:
+    _Mixed = Simulation
+else:
+    _Mixed = object
+
+
+class Sleeping(_Mixed):
     """What a `Simulation` does besides, if in its place: it sleeps by `chance`, and `keeps` its prefix cache or not.
 
     It is the `Memory` of its core's `Sleeper`.
     """
 
-    def __init__(self, *args, chance: float = 0.0, keeps: bool = False, **others) -> None:
+    def __init__(self, *args: Any, chance: float = 0.0, keeps: bool = False, **others: Any) -> None:
         self.chance, self.keeps, self.sleeps = chance, keeps, Random(0)
         super().__init__(*args, **others)
         self.core.sleeper.on_update = self._updated
@@ -242,11 +251,12 @@ class Sleeping:
         require(not pools.rows.req_to_token.any(), "a row maps to pages after a release")
         require(not pools.table._block.any(), "a column by row is not zero after a release")
         if states_of(pools):
+            assert isinstance(pools.rows, HybridReqToTokenPool), pools.rows
             require(not pools.rows._row_slots.any(), "a row maps to a state after a release")
 
 
 class SleepingSimulation(Sleeping, Simulation):
-    def __init__(self, *args, **others) -> None:
+    def __init__(self, *args: Any, **others: Any) -> None:
         super().__init__(*args, **others)
         self.sleeps = Random(str(self.rng.random()))
 
@@ -278,7 +288,7 @@ def run_seed(
     config = with_speculation(widths, random_config(rng))
     every, skips = rng.choice([0, 0, 0, 3, 10]), rng.random() < 0.5
 
-    def make_scheduler(asked, proposer) -> RetractingScheduler:
+    def make_scheduler(asked: SchedulerConfig, proposer: Proposer | None) -> RetractingScheduler:
         return RetractingScheduler(asked, proposer, every=every, skips=skips)
 
     try:
@@ -288,7 +298,7 @@ def run_seed(
             if keeping:
                 config, load = with_keeping(Random(f"{seed} keeping"), config, load)
             chance = rng.choice([0.02, 0.1, 0.3])
-            return make(
+            outcome = make(
                 config,
                 load,
                 rng,
@@ -297,6 +307,8 @@ def run_seed(
                 chance=chance,
                 keeps=widths.random() < 0.5,
             ).run()
+            assert isinstance(outcome, SleepOutcome)
+            return outcome
     except Exception as error:
         error.add_note(f"{config}\nreplay: python -m tests.simulation.sleeping --seed {seed}")
         raise

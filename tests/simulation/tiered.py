@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from random import Random
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from forebay.config.engine_config import SchedulerConfig, SpeculationOptions
 from forebay.memory.kinds.resident.residents import RESIDENT, Residents
-from forebay.requests.step_plan import HostCopy, StepPlan, StepResult
+from forebay.requests.step_plan import HostCopy, StepPlan, StepResult, TierCopy
 from forebay.scheduler import admission
 from tests.simulation.command_line import command_line
 from tests.simulation.hash_runner import HashRunner
@@ -105,22 +105,29 @@ class TieredRunner(HashRunner):
             return replace(result, counts={RESIDENT: self.tiers.coordinator.counts.numpy().copy()})
         return result
 
-    def poison_free(self, pending: Iterable[HostCopy]) -> None:
+    def poison_free(self, pending: Iterable[HostCopy | TierCopy]) -> None:
         super().poison_free(pending)
         if self.tiers and not self.in_flight:
             self.tiers.poison_free()
 
 
-class Tiered:
+if TYPE_CHECKING:
+    _Mixed = Simulation
+else:
+    _Mixed = object
+
+
+class Tiered(_Mixed):
     """Mixed into a simulation: the engine's pages have resident copies."""
 
     make_runner: ClassVar[type[HashRunner]] = TieredRunner
+    runner: TieredRunner
 
     def __init__(self, config: SchedulerConfig, traffic: Any, rng: Random, *args: Any, **others: Any) -> None:
-        super().__init__(with_copies(config, Random(str(config))), traffic, rng, *args, **others)  # type: ignore[call-arg]
-        kinds = self.scheduler.pools.kinds  # type: ignore[attr-defined]
-        if self.runner.tiers:  # type: ignore[attr-defined]
-            self.runner.tiers.residents = next(kind for kind in kinds if isinstance(kind, Residents))  # type: ignore[attr-defined]
+        super().__init__(with_copies(config, Random(str(config))), traffic, rng, *args, **others)
+        kinds = self.scheduler.pools.kinds
+        if self.runner.tiers:
+            self.runner.tiers.residents = next(kind for kind in kinds if isinstance(kind, Residents))
 
 
 class TieredSimulation(Tiered, Simulation):
@@ -154,7 +161,8 @@ def run_seed(seed: int) -> TieredOutcome:
             if seed % 3 == 2:
                 pair = random_pair(seed, half=TieredHalf)
                 pair.run()
-                return TieredOutcome.of([pair.prefill.runner, pair.decode.runner])
+                halves = [half for half in (pair.prefill, pair.decode) if isinstance(half, TieredHalf)]
+                return TieredOutcome.of([half.runner for half in halves])
             return TieredOutcome.of([_run_one(seed)])
     except Exception as error:
         error.add_note(f"replay: python -m tests.simulation.tiered --seed {seed}")
@@ -170,7 +178,7 @@ def _run_one(seed: int) -> TieredRunner:
     config = with_speculation(widths, random_config(rng))
     traffic = random_traffic(rng, config)
     if seed % 3 == 0:
-        sim: Simulation = TieredSimulation(config, traffic, rng, widths=widths)
+        sim: Tiered = TieredSimulation(config, traffic, rng, widths=widths)
     else:
         sim = TieredSleeping(config, traffic, rng, widths=widths, chance=0.1, keeps=widths.random() < 0.5)
     sim.run()
