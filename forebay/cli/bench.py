@@ -149,7 +149,7 @@ async def _vocab_size(origin: Origin) -> int:
         raise EngineError(f"{error.message}; give --vocab-size for a server that has no such route") from None
     engine = info.get("engine")
     if not isinstance(engine, dict) or not isinstance(engine.get("vocab_size"), int):
-        raise EngineError("the server does not tell its vocabulary yet (/server_info): wait until it is ready")
+        raise EngineError("the server has not reported its vocabulary yet (/server_info): wait until it is ready")
     size: int = engine["vocab_size"]
     return size
 

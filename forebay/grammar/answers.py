@@ -150,7 +150,7 @@ def _thinking(lark: Lark, formats: AnswerFormats, rules: AnswerRules) -> str:
     if tags is None and formats.thinking is not None:
         raise cannot("the declared thinking of this model has no marker, so that no answer can be enforced", "tools")
     if tags is None and rules.max_thinking_tokens is not None:
-        raise cannot("this model does not think, as far as its chat template tells", "max_thinking_tokens")
+        raise cannot("the chat template of this model has no form of thinking", "max_thinking_tokens")
     if tags is None:
         return ""
     form = formats.call_format if rules.calls else None

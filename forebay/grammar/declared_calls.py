@@ -156,7 +156,7 @@ def _as_read(call: CallRule, member: Member, pairs: Tags | Lines) -> Member:
         return member._replace(kind=ArgumentType(text=True))
     if member.kind.text or "string" not in types or isinstance(pairs.value, Json):
         return member
-    raise cannot(f"{member.key} takes texts and other values, which the declared form does not tell apart", call.field)
+    raise cannot(f"{member.key} takes texts and other values, which look alike in the declared form", call.field)
 
 
 def _lines(lark: Lark, call: CallRule, lines: Lines, ends: str) -> str:

@@ -63,7 +63,7 @@ class KindDemand(ABC):
 
     def num_slots(self, demand: MemoryDemand, rows: int, given: Mapping[str, int]) -> Decided:
         """Beside what other kinds were `given` already. Only asked where `per_page` is None."""
-        raise AssertionError(f"{self.name}: neither so many for each page nor so many at all")
+        raise AssertionError(f"{self.name}: a number of slots is needed, for each page or in total")
 
     def log_raised(self, budget: MemoryBudget) -> None:
         """Log a warning if the budget has more slots than were asked for. Most kinds are not asked for a number."""

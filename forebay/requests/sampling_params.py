@@ -272,7 +272,9 @@ class SamplingParams(Numbers, metaclass=_CheckedAtConstruction, frozen=True, kw_
                 raise InvalidRequest(what, param="bad_words")
         for name in ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"):
             if self.grammar and getattr(self, name):
-                raise InvalidRequest(f"{name} goes with no grammar: that says what may come, and its end", param=name)
+                raise InvalidRequest(
+                    f"{name} is not supported with a grammar, which decides the tokens and the end", param=name
+                )
 
     def _check_pooling(self, pooling: Pooling) -> None:
         if self != SamplingParams.of_pooling(pooling):

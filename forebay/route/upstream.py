@@ -153,7 +153,7 @@ class Pool:
             self._taken[upstream] = None
             return upstream
         except (Unavailable, TimeoutError):
-            raise Unavailable(f"nobody listens at {self.origin}", code=MEMBER_LOST) from None
+            raise Unavailable(f"no server listens at {self.origin}", code=MEMBER_LOST) from None
 
     def give_back(self, upstream: Upstream) -> None:
         """Close it unless it is at rest."""

@@ -38,7 +38,8 @@ class SparePlaces:
             self.queues.journal(SetAside(ticket, num_tokens))
         if pools.scarce or not pools.rows.available_size() or not 0 < num_tokens <= self.most_tokens:
             raise Unavailable(
-                f"there is no room for {num_tokens} tokens beside what runs, at most {self.most_tokens}", code="no_room"
+                f"there is no room for {num_tokens} tokens beside the running requests, at most {self.most_tokens}",
+                code="no_room",
             )
         req = Request(_ASIDE, [0] * num_tokens, SamplingParams(max_tokens=1))
         match, pin = memory.prefixes.pin(req, MISSES[MissReason.DISABLED])
