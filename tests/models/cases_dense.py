@@ -67,7 +67,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoe",
         {**_GRANITE_MOE, "attention_bias": True, "tie_word_embeddings": True, "rope_parameters": _LINEAR},
     ),
-    "granite_swa": ("granite_swa", {**_MULTIPLIERS, "layer_types": [FULL, SLIDING, SLIDING], "sliding_window": 6}),
+    "granite_swa": (
+        "granite_swa",
+        {
+            **_MULTIPLIERS,
+            "layer_types": [FULL, SLIDING, SLIDING],
+            "sliding_window": 6,
+            "layer_rope_theta": [0, 10_000.0, 10_000.0],
+        },
+    ),
     "granite_swa-ropes-biases-untied": (
         "granite_swa",
         {

@@ -44,6 +44,7 @@ class Conversion(NamedTuple):
     metadata: Callable[[ModelConfig], dict[str, Any]]
     interleaved: bool = False
     extra: Callable[[Tensors], dict[str, Any]] = no_extra
+    name: str = ""  # of the architecture, if the package has another one's names
 
 
 def nothing(config: ModelConfig) -> dict[str, Any]:
@@ -107,6 +108,17 @@ def granite_moe(config: ModelConfig) -> dict[str, Any]:
     return {**granite(config), **counts, **({"expert_shared_feed_forward_length": shared} if shared else {})}
 
 
+def granite_swa(config: ModelConfig) -> dict[str, Any]:
+    linear = {"rope.scaling.type": "linear", "rope.scaling.factor": (config.rope_scaling or {}).get("factor")}
+    return {
+        **(granite_moe(config) if config.experts else granite(config)),
+        **(linear if config.rope_scaling else {}),
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": [kind == SLIDING for kind in config.layer_types],
+        "attention.rope_pattern": [int(theta > 0) for theta in config.rope_thetas],
+    }
+
+
 def exaone_moe(config: ModelConfig) -> dict[str, Any]:
     experts = config.experts
     return {
@@ -139,6 +151,10 @@ CONVERSIONS = {
     "granite-biases-tied-scaled": Conversion(ARCH.GRANITE, granite4, interleaved=True),
     "granitemoe": Conversion(ARCH.GRANITE_MOE, granite_moe, interleaved=True),
     "granitemoeshared": Conversion(ARCH.GRANITE_MOE, granite_moe, interleaved=True),
+    "granite_swa": Conversion(ARCH.GRANITE, granite_swa, interleaved=True, name="granite_swa"),
+    "granitemoe_swa-shared-biases-tied": Conversion(
+        ARCH.GRANITE_MOE, granite_swa, interleaved=True, name="granite_swa"
+    ),
     "apertus": Conversion(ARCH.APERTUS, nothing, extra=apertus_numbers),
     "exaone": Conversion(ARCH.EXAONE, nothing),
     "exaone4": Conversion(ARCH.EXAONE4, window),
@@ -156,10 +172,27 @@ CONVERSIONS = {
 PARTED = {"block_sparse_moe": "ffn_{}_exps", "shared_mlp": "ffn_{}_shexp"}
 
 
+SWASH = {
+    "self_attn.sinks": "attn_sinks",
+    "shared_mlp.input_linear.weight": "ffn_up_shexp",
+    "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps",
+    "block_sparse_moe.experts.down_proj": "ffn_down_exps",
+    "block_sparse_moe.router.weight": "ffn_gate_inp",
+}
+
+
+def _of_granite_swa(name: str) -> str:
+    """Return GGUF's name of what Granite does not have."""
+    found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
+    return f"blk.{found[1]}.{SWASH[found[2]]}.weight" if found and found[2] in SWASH else ""
+
+
 def converted(config: ModelConfig, conversion: Conversion, name: str, values: np.ndarray) -> Named:
     """Joined gates and ups are parted, under GGUF's names, and q and k permuted where the architecture wants it."""
     head = re.search(r"\.(q|k)_proj\.", name)
-    if joined := re.fullmatch(r"model\.layers\.(\d+)\.(\w+)\.input_linear\.weight", name):
+    if conversion.name and (own := _of_granite_swa(name)):
+        yield own, values
+    elif joined := re.fullmatch(r"model\.layers\.(\d+)\.(\w+)\.input_linear\.weight", name):
         for part, half in zip(("gate", "up"), np.split(values, 2, axis=-2), strict=True):
             yield f"blk.{joined[1]}.{PARTED[joined[2]].format(part)}.weight", half
     elif conversion.interleaved and head:
@@ -188,7 +221,7 @@ def convert(
         tensors["rope_freqs.weight"] = (plain / scaled).numpy()
     written = {**common_metadata(config), **conversion.metadata(config), **metadata}
     written = {key: value for key, value in written.items() if value is not None}
-    architecture = gguf.MODEL_ARCH_NAMES[conversion.arch]
+    architecture = conversion.name or gguf.MODEL_ARCH_NAMES[conversion.arch]
     return write_gguf(path, written, tensors | (added or {}), architecture=architecture, extra=extra)
 
 
@@ -262,6 +295,9 @@ def test_blocks_that_draft_are_left_out(tiny, load, tmp_path):
         ("granite", {"attention.head_count_kv": ["two"]}, "num_key_value_heads"),
         ("granitemoe", {"expert_count": 5}, "one part for each expert"),
         ("granitemoe", {"expert_weights_scale": 2.0}, "expert_weights_scale"),
+        ("granite_swa", {"attention.rope_pattern": [1, 0]}, "rope_pattern"),
+        ("granite_swa", {"attention.rope_pattern": [1, 0, 2]}, "rope_pattern"),
+        ("granite_swa", {"attention.sliding_window_pattern": [True]}, "sliding_window_pattern"),
         ("exaone_moe", {"expert_gating_func": 1}, "gating function 1"),
         ("exaone_moe", {"nextn_predict_layers": 3}, "3 of 3 blocks"),
         ("hunyuan_v1_moe", {"expert_feed_forward_length": 25}, "moe_intermediate_size"),

@@ -136,6 +136,13 @@ def test_bert_field_that_cannot_be_served_is_refused_by_name(fields, name):
         ("deberta_v2", {"norm_rel_ebd": "batch"}, "norm_rel_ebd"),
         ("deberta_v2", {"position_buckets": 0}, "position_buckets"),
         ("deberta_v2", {"embedding_size": 12}, "embedding_size"),
+        ("nomic_bert", {"moe_every_n_layers": 2}, "moe_every_n_layers"),
+        ("eurobert", {"num_key_value_heads": 5}, "num_key_value_heads"),
+        (
+            "eurobert",
+            {"architectures": ["EuroBertForSequenceClassification"], "classifier_pooling": "late"},
+            "classifier_pooling",
+        ),
         ("gemma3_text", {"architectures": ["Gemma3TextForSequenceClassification"]}, "architectures"),
     ],
 )

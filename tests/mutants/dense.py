@@ -131,6 +131,13 @@ DENSE: Final[tuple[Mutant, ...]] = (
         _PREFILL + "[torch-granite_swa-ropes-biases-untied]",
     ),
     Mutant(
+        "C28 layers of Granite Swash rotate as the GGUF file's pattern has them",
+        "families/granite_swa/gguf.py",
+        "[theta if flag else 0 for flag in flags]",
+        "[theta for _ in flags]",
+        f"{_GGUF}[granite_swa]",
+    ),
+    Mutant(
         "C28 each layer of Granite Swash has its own base of the rotary embedding",
         "models/families/parts/scaled_windows.py",
         "RopeSpec(config.head_dim, theta, config.rope_scaling)",

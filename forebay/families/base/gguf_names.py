@@ -45,6 +45,7 @@ _LISTS: Final = (
     "activation_sparsity_scale",
     "attention.head_count_kv",
     "attention.recurrent_layers",
+    "attention.rope_pattern",
     "attention.sliding_window_pattern",
     "classifier.output_labels",
     "feed_forward_length",

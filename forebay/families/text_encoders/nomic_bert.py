@@ -16,6 +16,7 @@ _OURS: Final = {
     "layer_norm_epsilon": "layer_norm_eps", "rotary_emb_base": "rope_theta",
 }  # fmt: skip
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "moe_every_n_layers": (-1, 0),
     "causal": (False,), "mlp_fc1_bias": (False,), "mlp_fc2_bias": (False,), "parallel_block": (False,),
     "prenorm": (False,), "qkv_proj_bias": (False,), "rotary_emb_fraction": (1, 1.0), "rotary_emb_interleaved": (False,),
     "rotary_emb_scale_base": (), "scale_attn_by_inverse_layer_idx": (False,), "scale_attn_weights": (True,),
