@@ -22,7 +22,7 @@ FEWEST_WITH_DERIVED: Final = 8  # questions, beside which some are derived from 
 _FEWEST_WITH_LONG: Final = 16  # questions, of which some have long answers, and others lengths at boundaries
 _NUM_STOPS: Final = 4  # at consecutive places, so that one is at each place of what drafts are checked in
 _NUM_GOING_ON: Final = 3  # prompts that begin with an answer
-_NUM_RESTRICTED: Final = 2  # one with a bad word, one with a least length
+_NUM_RESTRICTED: Final = 3  # one with a bad word, two with a least length
 _LONG: Final = 4  # times as many tokens as other answers
 _LONG_ANSWERS: Final = (0, 4)  # questions, both greedy
 _DRAWN: Final = 5  # a question whose tokens are drawn of most: hardly one comes twice in its answer
@@ -135,8 +135,9 @@ def derived(questions: Sequence[Question], answers: Sequence[Sequence[int]], pag
 
     Of the first, one goes on from inside it, and one is its whole pages. One may not have two of its tokens behind each
     other. One may not end at a token where it comes, but later. Of the second, four end at tokens of it, one place
-    after another, the last of them where its last whole page ends; one goes on from just before. None has more tokens
-    with its answer than the largest of `questions`. Fewer than FEWEST_WITH_DERIVED questions have none."""
+    after another, the last of them where its last whole page ends; one goes on from just before, and one may end only
+    from its last place on. None has more tokens with its answer than the largest of `questions`. Fewer than
+    FEWEST_WITH_DERIVED questions have none."""
     if not num_derived(questions):
         return []
     first, answer, number = questions[0], answers[0], len(questions)
@@ -155,13 +156,17 @@ def derived(questions: Sequence[Question], answers: Sequence[Sequence[int]], pag
     for stop in (new_ones[-_NUM_STOPS:] * _NUM_STOPS)[:_NUM_STOPS]:
         params = msgspec.structs.replace(drawn.params, stop_token_ids=[stop])
         found.append(drawn._replace(params=params, number=number + len(found)))
-    middle = len(answer) // 2
-    for restricted in (
-        {"bad_words": [tuple(answer[middle : middle + 2])]},
-        {"stop_token_ids": [answer[middle]], "min_tokens": min(middle + _NUM_STOPS, first.params.max_tokens)},
+    middle, stop = len(answer) // 2, new_ones[-1]
+    spelled = {"bad_words": [tuple(answer[middle : middle + 2])]}
+    not_yet = {"stop_token_ids": [answer[middle]], "min_tokens": min(middle + _NUM_STOPS, first.params.max_tokens)}
+    from_now_on = {"stop_token_ids": [stop], "min_tokens": list(of_drawn).index(stop)}
+    for base, way, restricted in (
+        (first, "greedy, a bad word", spelled),
+        (first, "greedy, a least length", not_yet),
+        (drawn, f"{drawn.way}, a least length", from_now_on),
     ):
-        params = msgspec.structs.replace(first.params, **restricted)
-        found.append(first._replace(params=params, number=number + len(found)))
+        params = msgspec.structs.replace(base.params, **restricted)
+        found.append(base._replace(params=params, way=way, number=number + len(found)))
     return found
 
 

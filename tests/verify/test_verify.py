@@ -97,8 +97,8 @@ def test_questions_made_of_an_answer_go_on_from_inside_it_and_end_at_each_place_
     asked = make_questions(tokenizer, 16, 32, page_size=16, context_length=2048, seed=3, device="cpu")
     answer, drawn = [7, *range(100, 140), 7, 7], [*range(200, 232)]
     answers = [answer, *[[]] * 4, drawn]
-    going_on, whole_pages, before, *ending, spelled, late = derived(asked, answers, 16)
-    assert num_derived(asked) == 3 + len(ending) + 2 == 9
+    going_on, whole_pages, before, *ending, spelled, late, at_last = derived(asked, answers, 16)
+    assert num_derived(asked) == 3 + len(ending) + 3 == 10
     behind = [*asked[0].prompt, *answer]
     assert whole_pages.prompt == behind[:80], "it ends where a cached page and a state end"
     assert going_on.prompt == [*asked[0].prompt, *answer[:21], *asked[1].prompt[:2]]
@@ -109,8 +109,10 @@ def test_questions_made_of_an_answer_go_on_from_inside_it_and_end_at_each_place_
     assert before.prompt == [*asked[5].prompt, *drawn[: last - 1]], "in front of the end of a page"
     assert spelled.params.bad_words == [(120, 121)]
     assert (late.params.stop_token_ids, late.params.min_tokens) == ([120], 25)
-    made = (going_on, whole_pages, before, *ending, spelled, late)
-    assert [question.number for question in made] == [*range(16, 25)]
+    assert (at_last.params.stop_token_ids, at_last.params.min_tokens) == ([drawn[19]], 19)
+    assert len({one.way for one in (spelled, late, at_last)} - {question.way for question in asked}) == 3
+    made = (going_on, whole_pages, before, *ending, spelled, late, at_last)
+    assert [question.number for question in made] == [*range(16, 26)]
     again = derived(asked, [[5], *[[]] * 4, [5, 5, 6]], 16)[3:7]
     assert [one.params.stop_token_ids for one in again] == [[5], [6], [5], [6]]
     assert derived(asked[:7], answers, 16) == []
@@ -142,9 +144,9 @@ async def test_verify_asks_questions_made_of_answers_alone_and_where_they_matter
     monkeypatch.setattr(run, "started", without_processes)
     verification = Verification({"model_path": str(small_model)}, num=16, max_tokens=8, seed=0)
     await verification.ask_alone()
-    assert (len(verification.questions), len(verification.baseline.derived)) == (16, 9)
+    assert (len(verification.questions), len(verification.baseline.derived)) == (16, 10)
     assert verification.baseline.derived[0].prompt[-3] == 5, "inside the answer 5, 6, 7"
-    assert verification._roomy[0]["max_running_requests"] == 25
+    assert verification._roomy[0]["max_running_requests"] == 26
     asked = {}
 
     async def play(engines: Engines) -> None:
@@ -153,7 +155,7 @@ async def test_verify_asks_questions_made_of_answers_alone_and_where_they_matter
 
     for one in verification.circumstances[5:10]:
         await verification.first_difference(replace(one, name="", settings={}, play=play), 1)
-        assert asked.popitem()[1] == (25 if one.asks_derived else 16), one.name
+        assert asked.popitem()[1] == (26 if one.asks_derived else 16), one.name
 
 
 def test_questions_for_a_gpu_have_several_segments_of_its_attention_and_share_some(tokenizer: Tokenizer) -> None:
