@@ -44,6 +44,7 @@ WORDS: Final = (
 )
 
 SERVERS: Final[list[int]] = []  # processes that compute for this one
+LONGEST: Final = 512  # tokens of the lengths that are measured by default
 OURS: Final = ("forebay", "forebay-bfloat16")
 
 LLAMA: Final = llama_folder() / "llama-server"
@@ -96,6 +97,7 @@ def sentence_engine(path: Path, options: argparse.Namespace) -> Embed:
     """Return sentence-transformers' `encode`."""
     kind = import_module("sentence_transformers").SentenceTransformer
     model = kind(str(path), device="cpu", model_kwargs={"dtype": getattr(torch, options.dtype)})
+    model.max_seq_length = LONGEST  # the folder may cut texts shorter
     return lambda texts: model.encode(list(texts), normalize_embeddings=True)
 
 
