@@ -108,10 +108,30 @@ AFM_4_5B: Final[dict[str, Any]] = {
     "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
 }  # fmt: skip
 
+_GEMMA: dict[str, Any] = {
+    "model_type": "gemma", "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 8192,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+    "vocab_size": 256000,
+}  # fmt: skip
+GEMMA_2B = {
+    **_GEMMA, "hidden_size": 2048, "intermediate_size": 16384, "num_attention_heads": 8, "num_hidden_layers": 18,
+    "num_key_value_heads": 1,
+}  # fmt: skip
+GEMMA_7B = {**_GEMMA, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28}
+GLM_4_9B = {
+    "model_type": "glm", "attention_bias": True, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
+    "intermediate_size": 13696, "max_position_embeddings": 131072, "num_attention_heads": 32, "num_hidden_layers": 40,
+    "num_key_value_heads": 2, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7, "rope_theta": 10000.0,
+    "tie_word_embeddings": False, "vocab_size": 151552,
+}  # fmt: skip
+
 PUBLISHED: Final[dict[str, tuple[dict[str, Any], float]]] = {
     "allenai/Olmo-3-1025-7B": (OLMO_3_7B, 7.30),
     "ibm-granite/granite-3.3-2b-instruct": (GRANITE_3_3_2B, 2.53),
     "ibm-granite/granite-3.0-1b-a400m-base": (GRANITE_3_0_1B_A400M, 1.33),
+    "google/gemma-2b": (GEMMA_2B, 2.506),
+    "google/gemma-7b": (GEMMA_7B, 8.538),
+    "zai-org/glm-4-9b-chat-hf": (GLM_4_9B, 9.40),
     "LGAI-EXAONE/EXAONE-4.0-1.2B": (EXAONE_4_0_1_2B, 1.28),
     "LGAI-EXAONE/EXAONE-4.0-32B": (EXAONE_4_0_32B, 32.0),
     "LGAI-EXAONE/K-EXAONE-236B-A23B": (K_EXAONE_236B_A23B, 236.0),
