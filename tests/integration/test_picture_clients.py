@@ -31,7 +31,10 @@ def png(seed: int) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-OTHERS = ("gemma3", "gemma4", "kimi_k25", "lfm2_vl", "mistral3", "muse_glimmer", "qwen2_5_vl", "qwen3_5", "qwen3_vl")
+OTHERS = (
+    *("gemma3", "gemma4", "kimi_k25", "lfm2_vl", "mistral3", "muse_glimmer", "qwen2_5_vl", "qwen3_5", "qwen3_vl"),
+    "qwen4_exp",
+)
 
 
 @pytest.fixture(scope="module", params=["smolvlm", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)])
