@@ -135,7 +135,7 @@ DENSE: Final[tuple[Mutant, ...]] = (
         "families/granite_swa/gguf.py",
         "[theta if flag else 0 for flag in flags]",
         "[theta for _ in flags]",
-        f"{_GGUF}[granite_swa]",
+        f"{_GGUF}[torch-granite_swa]",
     ),
     Mutant(
         "C28 each layer of Granite Swash has its own base of the rotary embedding",
