@@ -90,9 +90,7 @@ def make_questions(
     given = _given(longest, page_size, len(trunk), device, boundaries)
     questions = []
     for number in range(num):
-        if number in given:
-            shared, length = given[number]
-        else:
+        if number not in given or number == _DRAWN:  # the lengths of the others do not depend on those of _DRAWN
             length = (
                 min(longest, 2 * page_size + rng.randint(1, page_size))
                 if number < len(_WAYS)
@@ -100,6 +98,8 @@ def make_questions(
             )
             most = min(length, len(trunk))
             shared = rng.randrange(page_size, most) if number % 2 and most > page_size else 0
+        if number in given:
+            shared, length = given[number]
         way, params = _WAYS[number % len(_WAYS)]
         is_long = num >= _FEWEST_WITH_LONG and number in _LONG_ANSWERS
         most_tokens = min(_LONG * max_tokens, longest + max_tokens - length) if is_long else max_tokens

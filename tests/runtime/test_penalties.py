@@ -141,6 +141,7 @@ def test_penalties_make_no_row_finite_that_was_not():
     seed=st.integers(0, 99),
 )
 @example(SamplingParams(bad_words=((7, 8),)), [], [], [7, 9], 1, 0)  # a word whose head alone was accepted
+@example(SamplingParams(min_tokens=2, stop_token_ids=[7]), [], [3], [5], 1, 0)  # a guess reaches the least length
 def test_a_guess_counts_for_those_behind_it_and_for_later_steps_if_it_is_accepted(
     params, prompt, output, guessed, num_new, seed
 ):
