@@ -125,8 +125,15 @@ def test_shm_regions_outside_their_files_are_refused() -> None:
     prefill = half(DisaggregationMode.PREFILL)
     shapes = shapes_of(prefill.cache)
     kind = next(iter(shapes))
-    for file, offset, num_bytes in ((0, -1, 8), (0, 0, -8), (0, 4096, 1), (0, 4000, 97), (1, 0, 8)):
-        with pytest.raises(WireError, match="region"):
+    place = shapes[kind].bytes_per_place[0]
+    for file, offset, num_bytes in (
+        (0, -1, place),
+        (0, 0, -place),
+        (0, 4096, place),
+        (0, 4097 - place, place),
+        (1, 0, place),
+    ):
+        with pytest.raises(WireError, match="not of this layout" if file else "of a file of 4096"):
             shm._regions(shm._Files([(kind, file, offset, num_bytes)]), [mmap.mmap(-1, 4096)], shapes, 4)
     with pytest.raises(WireError, match="regions"):
         shm._regions(shm._Files([]), [], shapes, 4)
