@@ -186,11 +186,11 @@ class Engines:
             answer.interrupted = True
 
     def ways_without(self, touched: Callable[[Engines, Question, Answer], bool]) -> list[str]:
-        """Return the ways of choosing tokens of which no answer was `touched`."""
+        """Return the ways of choosing tokens of which no answer was `touched`, but for those of derived questions."""
         found = {
             self.questions[number].way for number, answer in self.all if touched(self, self.questions[number], answer)
         }
-        return sorted({question.way for question in self.questions} - found)
+        return sorted({question.way for question in self.questions if not question.is_derived} - found)
 
     async def counters(self) -> Counter[str]:
         """Return the engine's counters since its start; of two engines, their sums."""

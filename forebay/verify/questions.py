@@ -48,7 +48,8 @@ _WAYS: Final[tuple[tuple[str, SamplingParams], ...]] = (
 class Question(NamedTuple):
     """`way`: how its tokens are chosen, in words. `number` is that of the prompt, the same for each adapter. `adapter`
     is the name of the adapter to apply, "" for the model alone. The prompt has placeholders at its `pictures`.
-    `resume_points` are lengths at which states and windows should be cached, as at the ends of messages."""
+    `resume_points` are lengths at which states and windows should be cached, as at the ends of messages. `is_derived`
+    says that it is made of another's answer."""
 
     prompt: list[int]
     params: SamplingParams
@@ -57,6 +58,7 @@ class Question(NamedTuple):
     adapter: str = ""
     pictures: tuple[Picture, ...] = ()
     resume_points: tuple[int, ...] = ()
+    is_derived: bool = False
 
 
 def make_questions(
@@ -140,8 +142,8 @@ def derived(questions: Sequence[Question], answers: Sequence[Sequence[int]], pag
     FEWEST_WITH_DERIVED questions have none."""
     if not num_derived(questions):
         return []
-    first, answer, number = questions[0], answers[0], len(questions)
-    drawn, of_drawn, most = questions[_DRAWN], answers[_DRAWN], questions[-1].params.max_tokens
+    first, drawn = (questions[number]._replace(is_derived=True) for number in (0, _DRAWN))
+    answer, of_drawn, number, most = answers[0], answers[_DRAWN], len(questions), questions[-1].params.max_tokens
     room = max(len(question.prompt) + question.params.max_tokens for question in questions)
     longest = room - min(most, _NUM_STOPS)
     found: list[Question] = []
