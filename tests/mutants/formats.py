@@ -5,6 +5,8 @@ from tests.mutants.mutant import Mutant
 _VALUES = "formats/test_float_layers.py::test_codes_and_values_are_those_of_the_definition_to_the_bit"
 _EXPERTS = "models/test_turned_experts.py::test_each_expert_has_the_values_of_its_blocks"
 
+_MUSE = "models/test_gguf_muse_glimmer.py::test_converted_muse_glimmer_gives_the_logits_of_the_original"
+
 FORMATS = (
     Mutant(
         "C31 a part of a GGUF tensor has the rows that were asked for",
@@ -26,6 +28,34 @@ FORMATS = (
         "return NormalDist().cdf(deviations)",
         "return 0.0",
         "models/test_gguf_gemma3n.py::test_metadata_of_gemma3n_say_what_the_configuration_said",
+    ),
+    Mutant(
+        "C31 rotary pairs of Muse Glimmer's queries and keys are neighbours in a GGUF file",
+        "families/muse_glimmer_text/gguf.py",
+        "        interleaved_rope=True,\n",
+        "",
+        _MUSE,
+    ),
+    Mutant(
+        "C31 norms of Muse Glimmer's layers are stored in a GGUF file as they are used",
+        "families/muse_glimmer_text/gguf.py",
+        "name: less_one(tensor) if name",
+        "name: tensor if name",
+        _MUSE,
+    ),
+    Mutant(
+        "C31 queries of Muse Glimmer have the factor of the GGUF file's norms",
+        "families/muse_glimmer_text/gguf.py",
+        '    config["qk_scale_factor"] = _factor(header, _QUERY_NORM)\n',
+        "",
+        _MUSE,
+    ),
+    Mutant(
+        "C31 layers of Muse Glimmer without a window have no rotary embedding in a GGUF file",
+        "families/muse_glimmer_text/gguf.py",
+        "[theta if kind == SLIDING else 0 for kind in kinds]",
+        "[theta for _ in kinds]",
+        _MUSE,
     ),
     Mutant(
         "C33 a group may write a file of packed weights only if it shares the folder",
