@@ -60,6 +60,11 @@ def _bf16(blocks: U8) -> F32:
     return bits.view(np.float32)
 
 
+def _i32(blocks: U8) -> F32:
+    """Numbers of experts, which are below 2^24 and so exact."""
+    return blocks.view(np.int32).astype(np.float32)
+
+
 def _mxfp4(blocks: U8) -> Parts:
     return fields(bytes_of(blocks, 1, 16), 4), bytes_of(blocks, 0, 1), None, None, None
 
@@ -197,6 +202,7 @@ GGML_TYPES: Final = {
     14: BlockType("Q6_K", 256, 210, None, of_256(6, 16), _q6_k),
     20: BlockType("IQ4_NL", 32, 18, None, of_32(4, levels=Levels.IQ4), _q4_0),
     23: BlockType("IQ4_XS", 256, 136, None, of_256(4, 32, levels=Levels.IQ4), _iq4_xs),
+    26: BlockType("I32", 1, 4, _i32),
     30: BlockType("BF16", 1, 2, _bf16),
     34: BlockType(
         "TQ1_0",

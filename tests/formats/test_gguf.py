@@ -120,8 +120,8 @@ def test_a_tensor_that_the_architecture_does_not_have_is_refused(tmp_path):
 
 
 def test_ggml_types_are_all_that_the_gguf_package_has_for_weights():
-    """Q8_1 and Q8_K are of activations, the others of no weights."""
-    others = {GGMLQuantizationType[name] for name in ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64")}
+    """Q8_1 and Q8_K are of activations, the others of no weights; I32 is of tables of experts."""
+    others = {GGMLQuantizationType[name] for name in ("Q8_1", "Q8_K", "I8", "I16", "I64", "F64")}
     assert set(GGML_TYPES) == set(GGMLQuantizationType) - others
     for number, block in GGML_TYPES.items():
         assert block.name == GGMLQuantizationType(number).name

@@ -6,6 +6,7 @@ _VALUES = "formats/test_float_layers.py::test_codes_and_values_are_those_of_the_
 _EXPERTS = "models/test_turned_experts.py::test_each_expert_has_the_values_of_its_blocks"
 
 _MUSE = "models/test_gguf_muse_glimmer.py::test_converted_muse_glimmer_gives_the_logits_of_the_original"
+_DEEPSEEK = "models/test_gguf_deepseek_v4.py::test_converted_deepseek_v4_gives_the_logits_of_the_original"
 
 FORMATS = (
     Mutant(
@@ -56,6 +57,27 @@ FORMATS = (
         "[theta if kind == SLIDING else 0 for kind in kinds]",
         "[theta for _ in kinds]",
         _MUSE,
+    ),
+    Mutant(
+        "C31 experts of token ids are whole numbers in a GGUF file",
+        "formats/gguf_types.py",
+        "blocks.view(np.int32).astype(np.float32)",
+        "blocks.view(np.float32)",
+        _DEEPSEEK,
+    ),
+    Mutant(
+        "C31 experts of DeepSeek V4 are cut where the GGUF file has it",
+        "families/deepseek_v4/gguf.py",
+        '    config["swiglu_limit"] = limit(header)\n',
+        "",
+        _DEEPSEEK,
+    ),
+    Mutant(
+        "C33 blocks of a GGUF file that draft are not among DeepSeek V4's layers",
+        "families/deepseek_v4/gguf.py",
+        "        leave_out_draft(header)\n",
+        "        pass\n",
+        "models/test_gguf_deepseek_v4.py::test_blocks_of_deepseek_v4_that_draft_are_left_out",
     ),
     Mutant(
         "C33 a group may write a file of packed weights only if it shares the folder",

@@ -95,6 +95,17 @@ class Header:
             return max(entries, default=0)
         return entries
 
+    def of_each(self, key: str) -> list[Any]:
+        """Return the metadata's value of `key` for each layer: a list of so many, or one for all. Raises ModelError for
+        a list of another length."""
+        value, count = self.own.get(key), len(self.layers)
+        entries = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(entries, list):
+            return [entries] * count
+        if len(entries) != count:
+            raise self.wrong(f"{key} has {len(entries)} entries for {count} layers")
+        return entries
+
     def kv_heads(self) -> Any:
         """Without attention their number is in no file, and of no use."""
         return self.most("attention.head_count_kv") or self.config.get("num_attention_heads")

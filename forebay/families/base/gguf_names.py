@@ -43,6 +43,7 @@ _CONFIG_KEYS: Final = {
 # Of some architectures these have an entry for each layer, or for each axis of a picture.
 _LISTS: Final = (
     "activation_sparsity_scale",
+    "attention.compress_ratios",
     "attention.head_count_kv",
     "attention.recurrent_layers",
     "attention.rope_pattern",
@@ -50,6 +51,8 @@ _LISTS: Final = (
     "classifier.output_labels",
     "feed_forward_length",
     "rope.dimension_sections",
+    "swiglu_clamp_exp",
+    "swiglu_clamp_shexp",
 )
 _CHECKED_KEYS: Final = (
     "attention.value_length",

@@ -6,8 +6,6 @@ from __future__ import annotations
 from statistics import NormalDist
 from typing import Any, Final
 
-import numpy as np
-
 from forebay.base.errors import ModelError, brief
 from forebay.families.base.architecture import TOP_NAMES, Architecture, Header, Tensors, within
 from forebay.families.base.fields import is_number
@@ -51,23 +49,12 @@ def _configure(header: Header) -> None:
     config.update(
         layer_types=header.windowed(),
         rope_local_base_freq=header.own.get("rope.freq_base_swa", _LOCAL_BASE),
-        activation_sparsity_pattern=[_share(header, value) for value in _entries(header, _DEVIATIONS)],
-        intermediate_size=_entries(header, _WIDTHS),
+        activation_sparsity_pattern=[_share(header, value) for value in header.of_each(_DEVIATIONS)],
+        intermediate_size=header.of_each(_WIDTHS),
         altup_correct_scale=header.has("altup_correct_scale.weight"),
         laurel_rank=None if laurel is None else laurel.shape[0],
         vocab_size_per_layer_input=None if per_layer is None else per_layer.shape[0],
     )
-
-
-def _entries(header: Header, key: str) -> list[Any]:
-    """Return the metadata's value of `key` for each layer: a list of so many, or one for all."""
-    value, count = header.own.get(key), len(header.layers)
-    entries = value.tolist() if isinstance(value, np.ndarray) else value
-    if not isinstance(entries, list):
-        return [entries] * count
-    if len(entries) != count:
-        raise header.wrong(f"{key} has {len(entries)} entries for {count} layers")
-    return entries
 
 
 def _share(header: Header, deviations: Any) -> float:
