@@ -7,6 +7,7 @@ _EXPERTS = "models/test_turned_experts.py::test_each_expert_has_the_values_of_it
 
 _MUSE = "models/test_gguf_muse_glimmer.py::test_converted_muse_glimmer_gives_the_logits_of_the_original"
 _DEEPSEEK = "models/test_gguf_deepseek_v4.py::test_converted_deepseek_v4_gives_the_logits_of_the_original"
+_GLM = "models/test_gguf_glm5_next.py::test_converted_glm5_next_gives_the_logits_of_the_original"
 
 FORMATS = (
     Mutant(
@@ -78,6 +79,34 @@ FORMATS = (
         "        leave_out_draft(header)\n",
         "        pass\n",
         "models/test_gguf_deepseek_v4.py::test_blocks_of_deepseek_v4_that_draft_are_left_out",
+    ),
+    Mutant(
+        "C31 decays of GLM-5.3-Flash have no bound if the GGUF file names none",
+        "families/glm5_next_text/gguf.py",
+        '    config.setdefault("linear_lower_bound", None)  # a null, which is not an absence, for none\n',
+        "",
+        _GLM,
+    ),
+    Mutant(
+        "C31 the first blocks of GLM-5.3-Flash have no experts, as many as the GGUF file has it",
+        "families/glm5_next_text/gguf.py",
+        "[DENSE] * dense + [SPARSE] * (count - dense)",
+        "[SPARSE] * count",
+        _GLM,
+    ),
+    Mutant(
+        "C31 kernels of a delta rule in a GGUF file have a dimension of channels",
+        "families/parts/gguf/kimi_delta.py",
+        "if _KERNEL.fullmatch(name):",
+        "if not name:",
+        _GLM,
+    ),
+    Mutant(
+        "C33 blocks of a GGUF file that draft are not among GLM-5.3-Flash's layers",
+        "families/glm5_next_text/gguf.py",
+        "    leave_out_draft(header)\n",
+        "",
+        "models/test_gguf_glm5_next.py::test_blocks_of_glm5_next_that_draft_are_left_out",
     ),
     Mutant(
         "C33 a group may write a file of packed weights only if it shares the folder",

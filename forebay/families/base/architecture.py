@@ -80,11 +80,11 @@ class Header:
             raise self.wrong(f"block_count is {brief(count)}, {blocks}")
         return range(count)
 
-    def whole(self, key: str) -> int:
-        """Return the metadata's value of `key`, a whole number above 0. Raises ModelError for anything else."""
+    def whole(self, key: str, *, least: int = 1) -> int:
+        """Return the metadata's value of `key`, a whole number from `least` on. Raises ModelError for anything else."""
         value = self.own.get(key)
-        if type(value) is not int or value < 1:
-            raise self.wrong(f"{key} is {brief(value)}, not a whole number above 0")
+        if type(value) is not int or value < least:
+            raise self.wrong(f"{key} is {brief(value)}, not a whole number above {least - 1}")
         return value
 
     def most(self, key: str) -> Any:

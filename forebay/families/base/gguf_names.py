@@ -45,6 +45,7 @@ _LISTS: Final = (
     "activation_sparsity_scale",
     "attention.compress_ratios",
     "attention.head_count_kv",
+    "attention.indexer.types",
     "attention.recurrent_layers",
     "attention.rope_pattern",
     "attention.sliding_window_pattern",

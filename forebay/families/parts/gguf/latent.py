@@ -66,13 +66,12 @@ CHECKED: Final = (
 )
 
 
-def configure_latent(header: Header) -> None:
-    """Complete the configuration with the fields of latent attention, which metadata gives as sizes of keys. Raises
-    ModelError for sizes that contradict each other."""
+def configure_latent(header: Header, *, least_rotated: int = 1) -> None:
+    """Complete the configuration with the fields of latent attention, which metadata gives as sizes of keys, of which
+    at least `least_rotated` entries are rotated. Raises ModelError for sizes that contradict each other."""
     own, config = header.own, header.config
-    rotated, key, rank = map(
-        header.whole, ("rope.dimension_count", "attention.key_length_mla", "attention.kv_lora_rank")
-    )
+    rotated = header.whole("rope.dimension_count", least=least_rotated)
+    key, rank = map(header.whole, ("attention.key_length_mla", "attention.kv_lora_rank"))
     if own.get("attention.key_length", rank + rotated) != rank + rotated:
         raise header.wrong(f"{brief(own['attention.key_length'])} entries of a key, not {rank} and {rotated}")
     config |= {
