@@ -71,7 +71,7 @@ class FakeGpu(DispatchMode):
         self._recorded: dict[int, set[str]] = {}
         self._pinned: set[int] = set()
         self._on_host: set[int] = set()
-        self._alive: list[Tensor] = []  # so that no two storages have the same address
+        self._storages: dict[int, torch.UntypedStorage] = {}  # by key, kept so that no other gets its address
 
     def stream(self) -> FakeStream:
         self._num_streams += 1
@@ -102,7 +102,6 @@ class FakeGpu(DispatchMode):
 
     def on_host(self, tensor: Tensor) -> Tensor:
         self._on_host.add(self._key(tensor))
-        self._alive.append(tensor)
         return tensor
 
     def is_pinned(self, tensor: Tensor) -> bool:
@@ -127,7 +126,10 @@ class FakeGpu(DispatchMode):
                 raise Race(f"memory of {owner} is in use by {sorted(others)} when it is given back")
 
     def _key(self, tensor: Tensor) -> int:
-        return tensor.untyped_storage()._cdata
+        """Return what identifies the memory of a tensor for as long as this is open."""
+        storage = tensor.untyped_storage()
+        self._storages.setdefault(storage._cdata, storage)
+        return storage._cdata
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -135,7 +137,6 @@ class FakeGpu(DispatchMode):
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         keys = {self._key(tensor) for tensor in given}
         new = [tensor for tensor in made if self._key(tensor) not in keys]
-        self._alive += new
         for tensor in new:
             self._owner[self._key(tensor)] = self.current.name
         written = [arg for arg, named in zip(args, func._schema.arguments, strict=False) if _writes(named)]

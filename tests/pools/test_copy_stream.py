@@ -119,3 +119,13 @@ def test_races_are_found_where_a_stream_does_not_wait(cache: CachePool, gpu: Fak
     step(cache, 1.0)
     with gpu.within(gpu.stream()), pytest.raises(Race):
         tensor.clone()
+
+
+def test_fake_gpu_memory_that_is_given_back_is_not_taken_for_memory_made_later(gpu: FakeGpu) -> None:
+    """Places of pages, which torch makes outside of its dispatch, are gone when a copy returns."""
+    for _ in range(20):
+        pages(1, 2)["kv"].clone()
+        with gpu.within(gpu.stream()):
+            made = [torch.empty(2, dtype=torch.int64) for _ in range(20)]
+            for each in made:
+                each.fill_(0)
