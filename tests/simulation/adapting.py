@@ -11,24 +11,26 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from random import Random
-from typing import Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from forebay.base.errors import ModelError
 from forebay.config.engine_config import SchedulerConfig
 from forebay.engine.frames import WEIGHTS, LoadAdapter, UnloadAdapter
 from forebay.engine.lifecycle.adapters import AdapterMemory
-from forebay.memory.adapters import AdapterLoad
+from forebay.memory.adapters import AdapterLoad, Adapters
 from forebay.memory.slots import FREE
 from forebay.requests.step_plan import StepPlan, StepResult
+from forebay.requests.updates import Update
 from forebay.scheduler import admission
 from tests.simulation.command_line import command_line
 from tests.simulation.device_memory import RunnerError
 from tests.simulation.hash_runner import HashRunner
 from tests.simulation.hash_step import HashStep
 from tests.simulation.liveness import require
+from tests.simulation.oracles import Tracked
 from tests.simulation.simulator import SHARED, Simulation, scaled_down
-from tests.simulation.sleeping import SleepingSimulation
-from tests.simulation.workload import random_config, random_traffic, with_speculation
+from tests.simulation.sleeping import Sleeping, SleepingSimulation
+from tests.simulation.workload import Traffic, random_config, random_traffic, with_speculation
 
 NAMES: Final = ("a", "b", "c", "d")
 PATHS: Final = ("x", "y", "z")
@@ -78,7 +80,7 @@ class FakeMemory(AdapterMemory):
         self.content = [""] * len(self.content)
         self.parts = [0] * len(self.parts)
 
-    def read(self, path: str) -> Any:
+    def read(self, path: str) -> Files:
         if path == BROKEN:
             raise ModelError(f"{path}: there is nothing")
         return Files(hashlib.sha256(f"{path} {self.edits[path]}".encode()).hexdigest())
@@ -100,7 +102,7 @@ class AdapterRunner(HashRunner):
     that computes for it."""
 
     memory: FakeMemory
-    wanted: Mapping[int, str]  # by request: the digest of its adapter
+    wanted: dict[int, str]  # by request: the digest of its adapter
 
     def __init__(self, config: SchedulerConfig, *args: Any, **others: Any) -> None:
         super().__init__(config, *args, **others)
@@ -123,70 +125,81 @@ class AdapterRunner(HashRunner):
         return super()._forward(step, poisoned)
 
 
-class Adapting:
+if TYPE_CHECKING:
+    _Mixed = Simulation
+else:
+    _Mixed = object
+
+
+class Adapting(_Mixed):
     """Mixed into a simulation: adapters come and go, and requests name them."""
 
     make_runner: ClassVar[type[HashRunner]] = AdapterRunner
+    runner: AdapterRunner
 
-    def __init__(self, config: SchedulerConfig, *args: Any, **others: Any) -> None:
+    def __init__(self, config: SchedulerConfig, traffic: Traffic, rng: Random, *args: Any, **others: Any) -> None:
         self.dice = Random(str(config))
         config = replace(config, max_loras=self.dice.randint(1, 3))
         self.adapter_memory = FakeMemory(config.max_loras)
-        super().__init__(config, *args, **others)  # type: ignore[call-arg]
-        self.loader = self.core.adapters  # type: ignore[attr-defined]
-        self.runner.memory, self.runner.wanted = self.adapter_memory, {}  # type: ignore[attr-defined]
+        super().__init__(config, traffic, rng, *args, **others)
+        assert self.core.adapters is not None, "the core has a memory of adapters"
+        self.loader = self.core.adapters
+        self.runner.memory, self.runner.wanted = self.adapter_memory, {}
         self.later: list[Callable[[], None]] = []  # what threads have yet to do
         self.loader.beside = self.later.append
-        self.waits_for: dict[int, Any] = {}  # by serial: a frame without an answer
+        self.waits_for: dict[int, LoadAdapter | UnloadAdapter] = {}  # by serial: a frame without an answer
         self.num_frames = self.num_adapted = 0
         self.asks = True
         self.counts = {"loads": 0, "refused": 0, "unloads": 0, "lost": 0}
 
     def _other_parts(self) -> dict[str, Any]:
-        return {**super()._other_parts(), "adapters": self.adapter_memory}  # type: ignore[misc]
+        return {**super()._other_parts(), "adapters": self.adapter_memory}
 
     @property
-    def registry(self) -> Any:
-        return self.scheduler.pools.adapters  # type: ignore[attr-defined]
+    def registry(self) -> Adapters:
+        return self.scheduler.pools.adapters
 
     def _adapter(self) -> AdapterLoad | None:
         there = self.registry.accepting
         return self.dice.choice(there) if there and self.dice.random() < 0.7 else None
 
-    def add(self, *args: Any, **others: Any) -> Any:
-        tracked = super().add(*args, **others)  # type: ignore[misc]
-        req = self.scheduler.requests.get(self.num_added)  # type: ignore[attr-defined]
-        if req is not None and req.adapter is not None:
-            self.runner.wanted[req.id] = req.adapter.digest  # type: ignore[attr-defined]
-            self.num_adapted += 1
+    def add(self, *args: Any, **others: Any) -> Tracked | None:
+        tracked = super().add(*args, **others)
+        self.note_adapter()
         return tracked
+
+    def note_adapter(self) -> None:
+        """Note the adapter of the latest request, if it was admitted and names one."""
+        req = self.scheduler.requests.get(self.num_added)
+        if req is not None and req.adapter is not None:
+            self.runner.wanted[req.id] = req.adapter.digest
+            self.num_adapted += 1
 
     def tick(self) -> bool:
         if self.asks and self.dice.random() < 0.15:
             self._ask_something()
         if self.later and self.dice.random() < 0.5:
             self.later.pop(self.dice.randrange(len(self.later)))()
-        moved: bool = super().tick()  # type: ignore[misc]
+        moved = super().tick()
         self.loader.advance()
         self._hear_answers()
         for slot in (self.registry.slots.owner <= FREE).nonzero()[0].tolist():
             self.adapter_memory.content[slot], self.adapter_memory.parts[slot] = "", 0
         return moved
 
-    def _heard(self, updates: list[Any]) -> None:
+    def _heard(self, updates: list[Update]) -> None:
         lost = [update for update in updates if update.failure and update.failure.code == "adapter_lost"]
         self.counts["lost"] += len(lost)
-        super()._heard(updates)  # type: ignore[misc]
+        super()._heard(updates)
 
     def _ask_something(self) -> None:
         self.num_frames += 1
         name, serial = self.dice.choice(NAMES), self.num_frames
         if self.dice.random() < 0.6:
             path = BROKEN if self.dice.random() < 0.1 else self.dice.choice(PATHS)
-            frame: Any = LoadAdapter(serial=serial, name=name, path=path, replace=self.dice.random() < 0.4)
+            self.ask_for(LoadAdapter(serial=serial, name=name, path=path, replace=self.dice.random() < 0.4))
         else:
-            frame = UnloadAdapter(serial=serial, name=name, timeout_s=self.dice.choice([0.0, 0.2, 1e9]))
-        self.ask_for(frame)
+            self.ask_for(UnloadAdapter(serial=serial, name=name, timeout_s=self.dice.choice([0.0, 0.2, 1e9])))
 
     def ask_for(self, frame: LoadAdapter | UnloadAdapter) -> None:
         self.waits_for[frame.serial] = frame
@@ -205,7 +218,7 @@ class Adapting:
 
     def drain(self) -> int:
         self.ask_no_more()
-        steps: int = super().drain()  # type: ignore[misc]
+        steps = super().drain()
         self.check_empty()
         return steps
 
@@ -236,27 +249,27 @@ class AdaptingSimulation(Adapting, Simulation):
     pass
 
 
-class Forgetting(Adapting):
+class Forgetting(Adapting, Sleeping):
     """Mixed into what sleeps: while weights are released the slots hold nothing. Files may be edited, and are then
     lost."""
 
     def release(self, tags: Collection[str]) -> None:
-        super().release(tags)  # type: ignore[misc]
+        super().release(tags)
         if WEIGHTS in tags:
             self._forget()
             if self.dice.random() < 0.3:
                 self.adapter_memory.edits[self.dice.choice(PATHS)] += 1
 
     def update(self, path: str | None, given: Mapping[str, Any], progress: Callable[[], None]) -> None:
-        super().update(path, given, progress)  # type: ignore[misc]
+        super().update(path, given, progress)
         self._forget()
 
     def _forget(self) -> None:
         """Nothing is left in the slots; who has an adapter of edited files may lose it."""
         self.adapter_memory.forget()
-        for req in self.scheduler.requests.values():  # type: ignore[attr-defined]
+        for req in self.scheduler.requests.values():
             if req.adapter and req.adapter.digest:
-                self.oracles.live[req.id].may_lose_adapter = True  # type: ignore[attr-defined]
+                self.oracles.live[req.id].may_lose_adapter = True
 
 
 class AdaptingSleeping(Forgetting, SleepingSimulation):
@@ -285,7 +298,7 @@ def _times(seed: int) -> dict[str, float]:
     return {"expire_interval_s": 1e9} if seed % 2 else {}
 
 
-def random_simulation(seed: int) -> Any:
+def random_simulation(seed: int) -> AdaptingSimulation | AdaptingSleeping:
     """Return the simulation of a seed."""
     rng, widths = Random(f"{seed} adapting"), Random(f"{seed} widths")
     config = with_speculation(widths, random_config(rng))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields, replace
 from random import Random
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -19,17 +20,17 @@ from forebay.base.parts import I64
 from forebay.config.engine_config import DisaggregationMode, SchedulerConfig
 from forebay.memory.kinds.ring.rings import RING
 from forebay.memory.slots import Slots
-from forebay.requests.step_plan import HostCopy, StepPlan, StepResult
+from forebay.requests.step_plan import HostCopy, StepPlan, StepResult, TierCopy
 from forebay.scheduler import admission
 from tests.simulation.command_line import command_line
 from tests.simulation.hash_runner import HashRunner
 from tests.simulation.hash_step import HashStep
 from tests.simulation.host_memory import HostMemory
-from tests.simulation.pair import Half, Pair, random_pair
-from tests.simulation.ring_memory import RingMemory
+from tests.simulation.pair import Half, Pair, random_pair_of
+from tests.simulation.ring_memory import Floats, RingMemory
 from tests.simulation.simulator import SHARED, Simulation, scaled_down
-from tests.simulation.sleeping import Kept, SleepingSimulation
-from tests.simulation.workload import random_config, random_traffic, with_speculation
+from tests.simulation.sleeping import Kept, Sleeping, SleepingSimulation
+from tests.simulation.workload import Traffic, random_config, random_traffic, with_speculation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +70,11 @@ class HostMemoryOfRings(HostMemory):
     def __init__(self, runner: HashRunner, rings: RingMemory) -> None:
         super().__init__(runner.pages, runner.windows, runner.states)
         self._rings = rings
-        self._of_rings: dict[int, dict[str, list[np.ndarray]]] = {}
+        self._of_rings: dict[int, dict[str, list[Floats]]] = {}
         self.num_loaded = 0
 
-    def save(self, plan: StepPlan, *args: Any) -> None:
-        super().save(plan, *args)
+    def save(self, plan: StepPlan, lens: Sequence[int], broken: AbstractSet[int]) -> None:
+        super().save(plan, lens, broken)
         for save in plan.host.saves:
             self._of_rings[save.request_id] = self._rings.copy(save.slots)
 
@@ -126,48 +127,54 @@ class CompressedRunner(HashRunner):
             self.rings.spoil(step)
         super()._fail(step)
 
-    def poison_free(self, pending: Iterable[HostCopy]) -> None:
+    def poison_free(self, pending: Iterable[HostCopy | TierCopy]) -> None:
         super().poison_free(pending)
         if self.rings:
             self.rings.poison_free()
 
 
-class Compressed:
+if TYPE_CHECKING:
+    _Mixed = Simulation
+else:
+    _Mixed = object
+
+
+class Compressed(_Mixed):
     """Mixed into a simulation: rows have rings."""
 
     make_runner: ClassVar[type[HashRunner]] = CompressedRunner
+    runner: CompressedRunner
 
-    def __init__(self, config: SchedulerConfig, *args: Any, **others: Any) -> None:
-        super().__init__(with_rings(config), *args, **others)
+    def __init__(self, config: SchedulerConfig, traffic: Traffic, rng: Random, *args: Any, **others: Any) -> None:
+        super().__init__(with_rings(config), traffic, rng, *args, **others)
 
 
 class CompressedSimulation(Compressed, Simulation):
     pass
 
 
-class EntriesAsleep:
-    """Mixed into a simulation that sleeps: entries and rings are kept, put back and poisoned with the rest."""
+class EntriesAsleep(Compressed, Sleeping):
+    """Mixed into a simulation that sleeps: entries and rings are kept, put back and poisoned with the other caches."""
 
-    runner: CompressedRunner
-    kept_entries: Mapping[str, list[np.ndarray]] | None = None
+    kept_entries: Mapping[str, list[Floats]] = {}
 
     def keep(self, places: Mapping[str, I64]) -> int:
         if self.runner.rings:
             self.kept_entries = self.runner.rings.copy(places)
-        return super().keep(places)  # type: ignore[misc,no-any-return]
+        return super().keep(places)
 
     def _put_back(self, kept: Kept) -> None:
-        super()._put_back(kept)  # type: ignore[misc]
+        super()._put_back(kept)
         if self.runner.rings:
             self.runner.rings.put(kept.places, self.kept_entries)
 
     def _poison(self) -> None:
-        super()._poison()  # type: ignore[misc]
+        super()._poison()
         if self.runner.rings:
             self.runner.rings.poison()
 
 
-class CompressedSleeping(EntriesAsleep, Compressed, SleepingSimulation):
+class CompressedSleeping(EntriesAsleep, SleepingSimulation):
     pass
 
 
@@ -203,7 +210,7 @@ def rates_of(config: SchedulerConfig) -> tuple[int, int] | None:
     return (found[0], found[0]) if pair else (4 if config.page_size % 4 == 0 else found[0], found[-1])
 
 
-def runners_of(pair: Pair) -> list[CompressedRunner]:
+def runners_of(pair: Pair[CompressedHalf]) -> list[CompressedRunner]:
     """Return the runners of both engines, which compress KV only if both do: a page may have one token on one side."""
     runners = [pair.prefill.runner, pair.decode.runner]
     if not all(runner.rings for runner in runners):
@@ -217,7 +224,7 @@ def run_seed(seed: int) -> CompressedOutcome:
     try:
         with scaled_down(Random(seed).choice([SHARED, admission.SHARE_WORTH_WAITING]), **_times(seed)):
             if seed % 3 == 2:
-                pair = random_pair(seed, half=CompressedHalf)
+                pair = random_pair_of(seed, Pair[CompressedHalf], CompressedHalf)
                 runners = runners_of(pair)
                 pair.run()
                 return CompressedOutcome.of(runners)
@@ -239,7 +246,7 @@ def _run_one(seed: int) -> CompressedRunner:
     config = with_speculation(widths, drawn)
     traffic = random_traffic(rng, config)
     if seed % 3 == 0:
-        sim: Simulation = CompressedSimulation(config, traffic, rng, widths=widths)
+        sim: Compressed = CompressedSimulation(config, traffic, rng, widths=widths)
     else:
         sim = CompressedSleeping(config, traffic, rng, widths=widths, chance=0.1, keeps=widths.random() < 0.5)
     sim.run()

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from tests.simulation.command_line import command_line
 from tests.simulation.compressed import CompressedHalf, CompressedOutcome, EntriesAsleep, runners_of
-from tests.simulation.pair import random_pair
+from tests.simulation.pair import random_pair_of
 from tests.simulation.simulator import scaled_down
 from tests.simulation.sleeping_pair import SleepingHalf, SleepingPair, SleepingPairOutcome
 from tests.simulation.wire import WireFaults
@@ -35,7 +35,7 @@ class CompressedPairOutcome(SleepingPairOutcome):
     prebuilt: int = 0
 
 
-class CompressedSleepingHalf(EntriesAsleep, CompressedHalf, SleepingHalf):  # type: ignore[misc]
+class CompressedSleepingHalf(EntriesAsleep, CompressedHalf, SleepingHalf):
     pass
 
 
@@ -43,7 +43,7 @@ def run_seed(seed: int) -> CompressedPairOutcome:
     """Whatever is wrong is raised, with the line that replays it."""
     try:
         with scaled_down():
-            pair: Any = random_pair(seed, SleepingPair, CompressedSleepingHalf)
+            pair = random_pair_of(seed, SleepingPair[CompressedSleepingHalf], CompressedSleepingHalf)
             pair.sleeps(Random(f"{seed} sleeps"))
             pair.patience = PATIENCE
             for half in (pair.prefill, pair.decode):
@@ -55,8 +55,9 @@ def run_seed(seed: int) -> CompressedPairOutcome:
             runners = runners_of(pair)
             done = pair.run()
             counts = CompressedOutcome.of(runners)
-            own: dict[str, Any] = {"entries": counts.entries, "copied": counts.copied, "prebuilt": counts.prebuilt}
-            return CompressedPairOutcome(**vars(done), **own)
+            return CompressedPairOutcome(
+                **vars(done), entries=counts.entries, copied=counts.copied, prebuilt=counts.prebuilt
+            )
     except Exception as error:
         error.add_note(f"replay: python -m tests.simulation.compressed_pair --seed {seed}")
         raise

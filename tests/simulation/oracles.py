@@ -59,6 +59,7 @@ class Tracked:
     ) -> None:
         self.model, self.config = model, config
         self.id, self.params, self.namespace, self.tenant = req.id, req.params, req.namespace, req.tenant
+        self.room = req.rendezvous.room if req.rendezvous else 0  # which it shares with its other half; 0 without one
         self.prompt, self.rows = req.tokens.tolist(), rows
         if config.pictures:
             self.prompt = [config.pictures.placeholder if at in rows else id for at, id in enumerate(self.prompt)]

@@ -10,9 +10,8 @@ import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from random import Random
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -26,7 +25,9 @@ from forebay.config.engine_config import (
 )
 from forebay.memory.adapters import ADAPTER
 from forebay.memory.kinds.state.hybrid_rows import tracking_slots
+from forebay.memory.kinds.window.cached_windows import WINDOW
 from forebay.memory.kinds.window.demand import window_pages_in_flight, window_pages_per_request
+from forebay.memory.kv_allocator import KV
 from forebay.memory.slots import FREE, Slots
 from forebay.requests.pictures import Picture
 from forebay.requests.request import Request
@@ -34,8 +35,9 @@ from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParam
 from forebay.requests.transfers import Closed, Event, Offer, Rendezvous, Tail, Ticket
 from forebay.requests.updates import Failure, Update
 from forebay.scheduler.decode_role import DecodeRole
-from forebay.scheduler.handoff import Handoff
+from forebay.scheduler.handoff import Role
 from forebay.scheduler.prefill_role import PrefillRole
+from forebay.scheduler.proposer import Proposer
 from tests.kinds_of import num_states, num_window_pages, resized, window_of
 from tests.simulation.causes import Causes
 from tests.simulation.command_line import command_line
@@ -88,7 +90,6 @@ class PairOutcome:
 class HalfTracked(Tracked):
     """A request with another half. `Causes` decides which typed errors it may end with."""
 
-    room: int = 0
     on_decode = False
     causes: Causes
 
@@ -111,13 +112,14 @@ class HalfTracked(Tracked):
 class HalfOracles(Oracles):
     """With `strict` no limit of time is ever reached."""
 
+    make_liveness: ClassVar[type[PairLiveness]] = PairLiveness
+    liveness: PairLiveness
     causes: Causes
     strict = False
 
     def added(self, req: Request, now: float, rows: Rows = NO_ROWS) -> Tracked:
         tracked = HalfTracked(req, self.runner.model, self.config, now, self.salt(namespace_of(req)), rows)
         tracked.causes, tracked.on_decode = self.causes, self.config.disaggregation.is_decode
-        tracked.room = req.rendezvous.room if req.rendezvous else 0
         self.live[req.id] = tracked
         self.liveness.added(req, now)
         return tracked
@@ -129,28 +131,36 @@ class HalfOracles(Oracles):
 
 
 class Half(Simulation):
-    """One of the two engines. What it is told comes over `wire`."""
+    """One of the two engines. Its `Pair` sets the `wire` between them."""
 
     make_oracles: ClassVar[type[HalfOracles]] = HalfOracles
-    make_liveness: ClassVar[type[PairLiveness]] = PairLiveness
+    oracles: HalfOracles
+    wire: Wire
 
-    def __init__(self, config: SchedulerConfig, traffic: Traffic, rng: Random, role: Handoff, **others: Any) -> None:
-        make = partial(
-            RetractingScheduler, handoff=role, every=others.pop("every", 0), skips=others.pop("skips", False)
-        )
-        super().__init__(config, traffic, rng, make_scheduler=lambda *args: make(*args), **others)
-        self.page_size = config.page_size
-        self.oracles = self.make_oracles(config, self.scheduler, self.runner)
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        traffic: Traffic,
+        rng: Random,
+        role: Role,
+        *,
+        every: int = 0,
+        skips: bool = False,
+        **others: Any,
+    ) -> None:
+        def make_scheduler(asked: SchedulerConfig, proposer: Proposer | None) -> RetractingScheduler:
+            return RetractingScheduler(asked, proposer, role, every=every, skips=skips)
+
+        super().__init__(config, traffic, rng, make_scheduler=make_scheduler, **others)
+        self.role, self.page_size = role, config.page_size
         self.oracles.causes = self.causes = Causes(config, self.scheduler, lambda: self.now)
-        self.oracles.liveness = self.scheduler.liveness = self.make_liveness(config, self.scheduler)
-        self.wire: Wire | None = None
         self.rooms: dict[int, int] = {}  # the latest request of each
         self.hurt: Callable[[int], None] = lambda room: None
         self.asides: list[Ticket] = []  # of checks of the transfers: places that are nobody's meanwhile
 
     def set_aside(self, ticket: Ticket, num_tokens: int) -> bool:
         try:
-            self.scheduler.handoff.spare.set_aside(ticket, num_tokens)
+            self.role.spare.set_aside(ticket, num_tokens)
         except Unavailable:
             return False
         self.asides.append(ticket)
@@ -163,18 +173,18 @@ class Half(Simulation):
 
     def slots(self, kind: str) -> Slots:
         pools = self.scheduler.pools
-        pools = {"kv": pools.kv, **{its.name: its.slots for its in pools.kinds}}
-        return pools[kind]
+        return {KV: pools.kv, **{each.name: each.slots for each in pools.kinds}}[kind]
 
     def words(self, kind: str) -> list[np.ndarray]:
         """Return what is kept of a kind, by location or, where slots have no pages, by slot."""
-        runner = self.runner
-        match kind:
-            case "kv":
-                return [runner.kv]
-            case "window":
-                return [runner.windows.bytes.words]
-        return [runner.states.states, runner.states.lens]
+        windows, states = self.runner.windows, self.runner.states
+        if kind == KV:
+            return [self.runner.kv]
+        if kind == WINDOW:
+            assert windows is not None, "the model has windows"
+            return [windows.bytes.words]
+        assert states is not None, "the model has states"
+        return [states.states, states.lens]
 
     def take(self, event: Event) -> None:
         self.oracles.liveness.takes(event, self.now)
@@ -203,8 +213,16 @@ class Half(Simulation):
         """One half of a request arrives, or a whole one; None where it is refused."""
         self.num_added += 1
         number = self.num_added
-        known = {"priority": priority, "namespace": namespace, "arrival": self.now, "rendezvous": where}
-        req = Request(number, prompt, params, adapter=self._adapter(), **known)
+        req = Request(
+            number,
+            prompt,
+            params,
+            priority=priority,
+            namespace=namespace,
+            arrival=self.now,
+            rendezvous=where,
+            adapter=self._adapter(),
+        )
         req.compute_with(self.scheduler.queues.weight_version)
         self.salts[number] = salt = self.oracles.salt(namespace_of(req))
         pictures = self._pictures(prompt)
@@ -221,8 +239,10 @@ class Half(Simulation):
             self.num_refused += 1
             return None
         self.rooms[room] = number
-        tracked = self.oracles.added(self.scheduler.added, self.now, rows)
-        self.causes.added(self.scheduler.added, prompt)
+        added = self.scheduler.added
+        assert added is not None, f"{req} was admitted"
+        tracked = self.oracles.added(added, self.now, rows)
+        self.causes.added(added, prompt)
         self._heard(self.core._take_updates())  # what came before it may have ended it
         self._send_orders()
         return tracked
@@ -306,9 +326,46 @@ class Half(Simulation):
     def done(self) -> bool:
         return self.scheduler.idle and not self.scheduler.handoff.tickets.num_open
 
+    def calm(self) -> None:
+        """Let no faults happen from here on, and no retraction but those for want of memory."""
+        self.faults, self.scheduler.every = Faults(), 0
 
-class Pair:
-    def __init__(self, prefill: Half, decode: Half, rng: Random, traffic: Traffic, faults: WireFaults) -> None:
+    def check_drained(self) -> None:
+        """Require that all requests have ended, and that no memory is held or deferred."""
+        deferred = self.scheduler.pools.deferred.entries
+        self.oracles.check_drained()
+        require(not deferred, "something is deferred although every fence is open")
+        for pool in self.scheduler.state(self.now).pools:
+            running = 0 if pool.name == ADAPTER else pool.running  # loaded adapters are among those that run
+            require(pool.quarantined == running == 0, f"in quarantine: {pool}")
+        if self.proposer:
+            self.proposer.check_drained()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Arrival:
+    """A request on its way to one engine. `where` is None if it has no other half."""
+
+    half: Half
+    prompt: Sequence[int]
+    params: SamplingParams
+    namespace: str
+    priority: int
+    where: Rendezvous | None = None
+
+    def meet(self) -> Tracked | None:
+        """Submit it; None if it was refused."""
+        return self.half.meet(self.prompt, self.params, self.namespace, self.priority, self.where)
+
+
+AnyHalf = TypeVar("AnyHalf", bound=Half, covariant=True)
+
+
+class Pair(Generic[AnyHalf]):
+    """Two engines with a wire between them, and all that they are asked for. `beginnings` happen before the first
+    request."""
+
+    def __init__(self, prefill: AnyHalf, decode: AnyHalf, rng: Random, traffic: Traffic, faults: WireFaults) -> None:
         self.prefill, self.decode, self.rng, self.traffic = prefill, decode, rng, traffic
         self.hurt: set[int] = set()
         self.wire = Wire(rng, prefill, decode, self.hurt.add)
@@ -323,7 +380,8 @@ class Pair:
             half.conversations = self.conversations
             half.oracles.strict = half.config.disaggregation.lease_s > LEASE_S
         self.living = Rooms(self._ticks_of_timeouts())
-        self.coming: list[Callable[[], object]] = []
+        self.beginnings: list[Callable[[], None]] = []
+        self.coming: list[Arrival] = []
         self.prompts: dict[int, list[list[int]]] = {}  # of each room
         self.num_pairs = self.num_whole = self.num_pooled = self.num_checks = 0
         # What has no other half, and how likely it is.
@@ -339,17 +397,18 @@ class Pair:
         namespace, priority = rng.choice(self.traffic.namespaces), rng.randrange(3)
         nonce = rng.getrandbits(128).to_bytes(16, "little")
         where = Rendezvous(HOST, PORT, room)
+        whole = Arrival(half=self.decode, prompt=prompt, params=params, namespace=namespace, priority=priority)
         halves = [
-            partial(self._meet, self.prefill, prompt, params, namespace, priority, where),
-            partial(self._meet, self.decode, prompt, params, namespace, priority, replace_nonce(where, nonce)),
+            replace(whole, half=self.prefill, where=where),
+            replace(whole, where=replace_nonce(where, nonce)),
         ]
         if self.others.random() < self.pooled:
             half = self.others.choice([self.prefill, self.decode])
             vector = SamplingParams.of_pooling(Pooling(self.others.choice(list(PoolingKind)[:3])))
-            self.coming.append(partial(half.meet, prompt, vector, namespace, priority, None))
+            self.coming.append(replace(whole, half=half, params=vector))
             self.num_pooled += 1
         if rng.random() < self.alone:
-            self.coming.append(partial(self.decode.meet, prompt, params, namespace, priority, None))
+            self.coming.append(whole)
             return
         if self.wire.faults.death and rng.random() < 0.05:
             self.hurt.add(room)
@@ -357,19 +416,23 @@ class Pair:
         self.num_pairs += 1
         self.coming += halves
 
-    def _meet(self, half: Half, prompt: Sequence[int], *others: Any) -> None:
-        """Where one half is refused, whoever sent both gives up the other."""
-        where: Rendezvous = others[-1]
-        if (tracked := half.meet(prompt, *others)) is not None:
-            self.living.begin(where.room, len(prompt) + tracked.params.max_tokens)
+    def _meet(self, arrival: Arrival) -> None:
+        """If one half is refused, its client gives up the other one."""
+        tracked, where = arrival.meet(), arrival.where
+        if where is None:
+            return
+        if tracked is not None:
+            self.living.begin(where.room, len(arrival.prompt) + tracked.params.max_tokens)
             return
         self.hurt.add(where.room)
-        self.give_up(self.prefill if half is self.decode else self.decode, where.room)
+        self.give_up(self.prefill if arrival.half is self.decode else self.decode, where.room)
 
     def give_up(self, half: Half, room: int) -> None:
-        halves = [come for come in self.coming if come.args and come.args[0] is half and come.args[-1].room == room]
-        self.coming = [come for come in self.coming if come not in halves[-1:]]
-        if not halves and room in half.rooms:
+        """Take back the half of a request that is on its way to an engine, or abort it there."""
+        halves = [come for come in self.coming if come.half is half and come.where and come.where.room == room]
+        if halves:
+            self.coming.remove(halves[-1])
+        elif room in half.rooms:
             half.abort(half.rooms[room])
 
     def _room(self, prompt: Sequence[int]) -> int:
@@ -387,7 +450,7 @@ class Pair:
         self.now += rng.random() * 2 * self.traffic.tick_s
         self.prefill.now = self.decode.now = self.now
         while self.coming and rng.random() < 0.7:
-            self.coming.pop(rng.randrange(len(self.coming)))()
+            self._meet(self.coming.pop(rng.randrange(len(self.coming))))
         for half in rng.sample([self.prefill, self.decode], 2):
             if rng.random() < 0.9:
                 half.tick()
@@ -417,6 +480,8 @@ class Pair:
 
     def run(self) -> PairOutcome:
         rng, traffic = self.rng, self.traffic
+        for begin in self.beginnings:
+            begin()
         while self.num_pairs < traffic.num_requests:
             if rng.random() < traffic.arrivals:
                 self.arrive()
@@ -441,7 +506,7 @@ class Pair:
         """Faults and arrivals have stopped: both sides must come to rest, with nothing left anywhere."""
         self.wire.faults, self.checks, self.recovers = WireFaults(), 0.0, 0.0
         for half in (self.prefill, self.decode):
-            half.faults, half.scheduler.every = Faults(), 0
+            half.calm()
         limit = self._limit()
         for _ in range(limit):
             if not self.coming and self.prefill.done and self.decode.done and not self.wire.links:
@@ -451,13 +516,7 @@ class Pair:
             deferred = half.scheduler.pools.deferred.entries
             left = list(half.scheduler.requests.values()), half.scheduler.handoff.tickets.num_open, deferred
             require(half.done, f"not drained after {limit} ticks: {left}")
-            half.oracles.check_drained()
-            require(not deferred, "something is deferred although every fence is open")
-            for pool in half.scheduler.state(self.now).pools:
-                running = 0 if pool.name == ADAPTER else pool.running  # loaded adapters are among those that run
-                require(pool.quarantined == running == 0, f"in quarantine: {pool}")
-            if half.proposer:
-                half.proposer.check_drained()
+            half.check_drained()
 
     def _limit(self) -> int:
         tokens = sum(len(live.tokens) + live.params.max_tokens for live in self.decode.oracles.live.values())
@@ -477,15 +536,30 @@ def replace_nonce(where: Rendezvous, nonce: bytes) -> Rendezvous:
 # -- configurations -------------------------------------------------------------------------------------------------
 
 
-def random_pair(seed: int, pair: type[Pair] = Pair, half: type[Half] = Half, restricted: float = 0.0) -> Pair:
+Made = TypeVar("Made", bound=Pair[Half])
+OneHalf = TypeVar("OneHalf", bound=Half)
+
+
+def random_pair(seed: int, restricted: float = 0.0) -> Pair[Half]:
+    """Return the two engines of a seed."""
+    return random_pair_of(seed, Pair[Half], Half, restricted)
+
+
+def random_pair_of(
+    seed: int,
+    make_pair: Callable[[OneHalf, OneHalf, Random, Traffic, WireFaults], Made],
+    half: type[OneHalf],
+    restricted: float = 0.0,
+) -> Made:
+    """Return the two engines of a seed, of the class `half`, in a pair that `make_pair` makes."""
     rng, widths = Random(f"{seed} pair"), Random(f"{seed} widths")
     base = random_config(rng)
     traffic = replace(random_traffic(rng, base), tick_s=0.02, num_requests=rng.randint(8, 24))
     traffic = replace(traffic, restricted=restricted)
     calm = rng.random() < 0.3
     hurried = not calm and rng.random() < 0.15
-    times = (1.0, 0.5, 3.0) if hurried else (20.0, 5.0, 60.0) if not calm else (1e3, 1e3, 1e3)
-    base = replace(base, **dict(zip(("queue_timeout_s", "stall_timeout_s", "request_timeout_s"), times, strict=True)))
+    queued_s, stalled_s, whole_s = (1.0, 0.5, 3.0) if hurried else (20.0, 5.0, 60.0) if not calm else (1e3, 1e3, 1e3)
+    base = replace(base, queue_timeout_s=queued_s, stall_timeout_s=stalled_s, request_timeout_s=whole_s)
     traffic = replace(traffic, faults=Faults() if calm else replace(traffic.faults, between_steps=0.0))
     wire = WireFaults(late=rng.choice([0.0, 0.3, 0.8]))
     if not calm:
@@ -495,7 +569,7 @@ def random_pair(seed: int, pair: type[Pair] = Pair, half: type[Half] = Half, res
     decode = _speculating(widths, sized(rng, base, DisaggregationMode.DECODE, patient=calm))
     every, skips = rng.choice([0, 0, 0, 4, 10]), rng.random() < 0.5
     role = DecodeRole(decode.disaggregation, "decode")
-    made = pair(
+    made = make_pair(
         half(prefill, traffic, rng, PrefillRole(prefill.disaggregation)),
         half(decode, traffic, rng, role, every=every, skips=skips, widths=widths),
         rng,

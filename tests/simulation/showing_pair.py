@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace as with_values
 from random import Random
 from typing import Any, ClassVar, Final
 
@@ -22,7 +23,7 @@ from forebay.requests.transfers import Rendezvous, Tail
 from forebay.requests.updates import Update
 from tests.simulation.command_line import command_line
 from tests.simulation.oracles import Tracked
-from tests.simulation.pair import Half, HalfOracles, Pair, PairOutcome, random_pair
+from tests.simulation.pair import Arrival, Half, HalfOracles, Pair, PairOutcome, random_pair_of
 from tests.simulation.pair_liveness import PairLiveness
 from tests.simulation.pictures import Album, PictureLiveness, PictureOracles, Showing
 from tests.simulation.simulator import scaled_down
@@ -76,12 +77,11 @@ class ShowingLiveness(PictureLiveness, PairLiveness):
 
 
 class ShowingOracles(PictureOracles, HalfOracles):
-    pass
+    make_liveness: ClassVar[type[ShowingLiveness]] = ShowingLiveness
 
 
 class ShowingHalf(Showing, Half):
-    make_oracles: ClassVar[type[HalfOracles]] = ShowingOracles
-    make_liveness: ClassVar[type[PairLiveness]] = ShowingLiveness
+    make_oracles: ClassVar[type[ShowingOracles]] = ShowingOracles
     runner: Any
 
     def __init__(self, *args: Any, **others: Any) -> None:
@@ -115,11 +115,16 @@ class ShowingHalf(Showing, Half):
         super().arrived(room, tail)
         self.num_moved += bool(self.pictures.get(self.rooms[room]))
 
+    def calm(self) -> None:
+        super().calm()
+        self.runner.breaks = 0.0
 
-class ShowingPair(Pair):
-    prefill: ShowingHalf
-    decode: ShowingHalf
+    def check_drained(self) -> None:
+        super().check_drained()
+        self.check_rest()
 
+
+class ShowingPair(Pair[ShowingHalf]):
     def __init__(self, prefill: ShowingHalf, decode: ShowingHalf, rng: Random, traffic: Traffic, *others: Any) -> None:
         super().__init__(prefill, decode, rng, traffic, *others)
         half, capacity = self.prefill, min(each.capacity for each in (prefill, decode))
@@ -127,18 +132,12 @@ class ShowingPair(Pair):
         for each in (prefill, decode):
             each.conversations = self.conversations
 
-    def _meet(self, half: Half, prompt: Sequence[int], *others: Any) -> None:
-        if half is self.decode and isinstance(prompt, ShownPrompt) and prompt.pictures:
+    def _meet(self, arrival: Arrival) -> None:
+        prompt = arrival.prompt
+        may_mislead = arrival.where is not None and arrival.half is self.decode
+        if may_mislead and isinstance(prompt, ShownPrompt) and prompt.pictures:
             prompt = prompt.misled() if self.decode.dice.random() < MISLED else prompt
-        super()._meet(half, prompt, *others)
-
-    def drain(self) -> None:
-        halves = (self.prefill, self.decode)
-        for half in halves:
-            half.runner.breaks = 0.0
-        super().drain()
-        for half in halves:
-            half.check_rest()
+        super()._meet(with_values(arrival, prompt=prompt))
 
     def _limit(self) -> int:
         """Each layer of each tile may be a step of its own, as often as a request may be set back."""
@@ -157,9 +156,7 @@ class ShowingPair(Pair):
 
 def random_showing_pair(seed: int) -> ShowingPair:
     """Return the two engines of a seed."""
-    pair = random_pair(seed, ShowingPair, ShowingHalf)
-    assert isinstance(pair, ShowingPair)
-    return pair
+    return random_pair_of(seed, ShowingPair, ShowingHalf)
 
 
 def run_seed(seed: int) -> ShowingPairOutcome:

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any, TypeVar
 
 from forebay.engine.frames import Release, Resume, UpdateWeights
 from forebay.requests.updates import Update
 from tests.simulation.command_line import command_line
-from tests.simulation.pair import Half, Pair, PairOutcome, random_pair
+from tests.simulation.pair import Half, Pair, PairOutcome, random_pair_of
 from tests.simulation.simulator import scaled_down
 from tests.simulation.sleeping import Sleeping
 
@@ -30,7 +31,7 @@ class SleepingHalf(Sleeping, Half):
 
     other: SleepingHalf
 
-    def __init__(self, *args, **others) -> None:
+    def __init__(self, *args: Any, **others: Any) -> None:
         super().__init__(*args, **others)
         self.failed: list[int] = []
 
@@ -64,8 +65,15 @@ class SleepingHalf(Sleeping, Half):
     def done(self) -> bool:
         return super().done and not self.core.sleeper.away
 
+    def calm(self) -> None:
+        super().calm()
+        self.chance = 0.0
 
-class SleepingPair(Pair):
+
+AnySleeping = TypeVar("AnySleeping", bound=SleepingHalf, covariant=True)
+
+
+class SleepingPair(Pair[AnySleeping]):
     patience = 0.0  # chance that a client waits until both engines are awake, with the same weights
 
     def arrive(self) -> None:
@@ -91,11 +99,6 @@ class SleepingPair(Pair):
                 self.give_up(half.other, half.failed.pop())
         super().tick()
 
-    def drain(self) -> None:
-        for half in (self.prefill, self.decode):
-            half.chance = 0.0
-        super().drain()
-
     def run(self) -> SleepingPairOutcome:
         done, halves = super().run(), (self.prefill, self.decode)
         return SleepingPairOutcome(
@@ -110,7 +113,7 @@ def run_seed(seed: int) -> SleepingPairOutcome:
     """Whatever is wrong is raised, with the line that replays it."""
     try:
         with scaled_down():
-            pair = random_pair(seed, SleepingPair, SleepingHalf)
+            pair = random_pair_of(seed, SleepingPair[SleepingHalf], SleepingHalf)
             pair.sleeps(Random(f"{seed} sleeps"))
             return pair.run()
     except Exception as error:

@@ -22,7 +22,7 @@ from forebay.scheduler import admission
 from tests.simulation.command_line import command_line
 from tests.simulation.hash_runner import HashRunner
 from tests.simulation.hash_step import HashStep
-from tests.simulation.pair import Half, random_pair
+from tests.simulation.pair import Half, Pair, random_pair_of
 from tests.simulation.simulator import SHARED, Simulation, scaled_down
 from tests.simulation.sleeping import SleepingSimulation
 from tests.simulation.tier_memory import TierMemory
@@ -159,10 +159,9 @@ def run_seed(seed: int) -> TieredOutcome:
     try:
         with scaled_down(Random(seed).choice([SHARED, admission.SHARE_WORTH_WAITING]), **_times(seed)):
             if seed % 3 == 2:
-                pair = random_pair(seed, half=TieredHalf)
+                pair = random_pair_of(seed, Pair[TieredHalf], TieredHalf)
                 pair.run()
-                halves = [half for half in (pair.prefill, pair.decode) if isinstance(half, TieredHalf)]
-                return TieredOutcome.of([half.runner for half in halves])
+                return TieredOutcome.of([pair.prefill.runner, pair.decode.runner])
             return TieredOutcome.of([_run_one(seed)])
     except Exception as error:
         error.add_note(f"replay: python -m tests.simulation.tiered --seed {seed}")
