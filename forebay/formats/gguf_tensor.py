@@ -52,6 +52,10 @@ class GgufStored:
         codes = stored_codes(block.codes, (rows, width), lambda: lambda order: split(self._raw.take(order), block))
         return codes if self._order is None else codes.rows(self._order)
 
+    def array(self) -> FileArray:
+        """Return the rows as they are in the file and in its order, unread."""
+        return self._raw
+
     def part(self, first: int, stop: int) -> GgufStored:
         """Return the rows from `first` up to `stop` of all matrices of the tensor, one below the other, as a matrix; of
         a vector so many elements. They are in the file's order."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import Checkpoint, PlainTensor
+from forebay.formats.gguf_tensor import GgufStored
 from forebay.formats.quantization import Quantization
 from forebay.formats.quantized import NOT_FINITE
 from forebay.formats.stored_tensor import read_tensor
@@ -183,14 +184,13 @@ class Loader:
         files, places = [], []
         for name in param.names:
             stored = self._checkpoint.tensors[name]
-            if not isinstance(stored, PlainTensor):
+            if not isinstance(stored, PlainTensor | GgufStored) or stored.storage not in STORED:
                 raise ModelError(
                     f"{self._checkpoint.path}: {name} is {stored.storage}, whose rows cannot be read alone"
                 )
-            array = stored.array()
-            file, offset = array.place
+            file, offset = stored.array().place
             files.append(file)
-            places.append((file.descriptor, offset, STORED.index(array.dtype.type)))
+            places.append((file.descriptor, offset, STORED[stored.storage]))
         (width,) = param.inner
         placed = self._placed(torch.tensor(places, dtype=torch.int64))
         return RowTable(places=placed, part_rows=param.sizes[0], width=width, files=tuple(files))

@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFValueType
 
 # Where a block of a type that the package cannot quantize to has its float16 scales.
 _HALF_AT = {
@@ -145,6 +145,8 @@ def write_gguf(
             writer.add_float32(key, value)
         elif isinstance(value, str):
             writer.add_string(key, value)
+        elif isinstance(value, np.ndarray) and value.dtype == np.uint64:
+            writer.add_key_value(key, value.tolist(), GGUFValueType.ARRAY, sub_type=GGUFValueType.UINT64)
         else:
             writer.add_array(key, value)
     for name, data in tensors.items():

@@ -8,6 +8,7 @@ _EXPERTS = "models/test_turned_experts.py::test_each_expert_has_the_values_of_it
 _MUSE = "models/test_gguf_muse_glimmer.py::test_converted_muse_glimmer_gives_the_logits_of_the_original"
 _DEEPSEEK = "models/test_gguf_deepseek_v4.py::test_converted_deepseek_v4_gives_the_logits_of_the_original"
 _GLM = "models/test_gguf_glm5_next.py::test_converted_glm5_next_gives_the_logits_of_the_original"
+_QWEN = "models/test_gguf_qwen4.py::test_converted_qwen4_gives_the_logits_of_the_original"
 
 FORMATS = (
     Mutant(
@@ -107,6 +108,48 @@ FORMATS = (
         "    leave_out_draft(header)\n",
         "",
         "models/test_gguf_glm5_next.py::test_blocks_of_glm5_next_that_draft_are_left_out",
+    ),
+    Mutant(
+        "C31 norms of Qwen 4's n-grams are stored in a GGUF file as they are used",
+        "families/qwen4_exp_text/gguf.py",
+        'less_one(tensor) if ".ple.norm_" in name else tensor',
+        "tensor",
+        _QWEN,
+    ),
+    Mutant(
+        "C31 queries of Qwen 4's indexers are above their keys, which a GGUF file has apart",
+        "families/qwen4_exp_text/gguf.py",
+        "one_below_the_other(tensor, keys)",
+        "one_below_the_other(keys, tensor)",
+        _QWEN,
+    ),
+    Mutant(
+        "C31 gates of Qwen 4's delta rules are sigmoids in GGUF files",
+        "families/qwen4_exp_text/gguf.py",
+        'output_gate_type="sigmoid"',
+        'output_gate_type="silu"',
+        _QWEN,
+    ),
+    Mutant(
+        "C31 the layer of a GGUF file's table of n-grams is counted from 0",
+        "families/qwen4_exp_text/gguf.py",
+        "[layers[0] + 1]",
+        "[layers[0]]",
+        _QWEN,
+    ),
+    Mutant(
+        "C31 rows of a table in codes are as long as their blocks",
+        "ops/reference/tables.py",
+        "table.width // block.elements * block.num_bytes",
+        "table.width * 2",
+        "ops/test_tables.py::test_ngram_rows_are_those_of_each_token_and_the_tokens_before",
+    ),
+    Mutant(
+        "C33 hashes of a GGUF file are those that its table is read with",
+        "families/qwen4_exp_text/gguf.py",
+        "if _numbers(header, key, len(numbers)) != list(numbers):",
+        "if len(_numbers(header, key, len(numbers))) != len(numbers):",
+        "models/test_gguf_qwen4.py::test_hostile_metadata_of_qwen4_are_named",
     ),
     Mutant(
         "C33 a group may write a file of packed weights only if it shares the folder",

@@ -8,25 +8,29 @@ Shape letters: T tokens, P tokens before each, G heads, D entries of a row, F pa
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from forebay.formats.gguf_types import GGML_TYPES, dequantize
+
 DIGITS: Final = 3
 """A token id is so many digits of 8 bits, which are exact in bfloat16."""
 
-STORED: Final[tuple[Any, ...]] = (np.float32, np.uint16, np.float16)  # uint16 are the bits of bfloat16
-BFLOAT16: Final = 1
+_READ: Final = ("F32", "F16", "BF16", "Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "IQ4_NL")
+STORED: Final[Mapping[str, int]] = {block.name: number for number, block in GGML_TYPES.items() if block.name in _READ}
+"""The types of tables, whatever the file is, with their numbers in GGUF files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowTable:
     """A table in files, of rows of `width` entries. All parts but the last have `part_rows` rows. `places` [F, 3] int64
-    has for each part the file's descriptor, the offset of its first row in bytes, and its dtype as an index of
-    `STORED`. `files` keeps the descriptors open."""
+    has for each part the file's descriptor, the offset of its first row in bytes, and its type, a number of `STORED`;
+    rows are whole blocks of it. `files` keeps the descriptors open."""
 
     places: Tensor
     part_rows: int
@@ -80,12 +84,11 @@ def _read(rows: Tensor, table: RowTable) -> Tensor:
     for i, row in enumerate(rows.flatten().tolist()):
         part, at = divmod(row, table.part_rows)
         descriptor, offset, stored = places[part]
-        dtype = np.dtype(STORED[stored])
-        size = table.width * dtype.itemsize
+        block = GGML_TYPES[stored]
+        size = table.width // block.elements * block.num_bytes
         data = os.pread(descriptor, size, offset + at * size)
         if len(data) < size:
             out[i] = np.nan
             continue
-        values = np.frombuffer(data, dtype)
-        out[i] = (values.astype(np.uint32) << 16).view(np.float32) if stored == BFLOAT16 else values
+        out[i] = dequantize(np.frombuffer(data, np.uint8)[None], block)[0]
     return torch.from_numpy(out).view(*rows.shape, table.width)

@@ -50,18 +50,25 @@ CHECKED: Final = (
 
 
 def configure(header: Header) -> None:
+    """Complete the configuration as `configure_delta` does. Raises ModelError for blocks that draft."""
+    if drafting := header.own.get("nextn_predict_layers"):
+        raise header.wrong(f"its last {brief(drafting)} blocks draft tokens: not supported")
+    configure_delta(header)
+
+
+def configure_delta(header: Header) -> None:
     """Complete the configuration: sizes of the delta rules, kinds of the layers, rotated share. Raises ModelError for
-    metadata that contradicts itself, and for blocks that draft."""
+    metadata that contradicts itself; lists may have entries for blocks behind the model's own."""
     heads, inner, rotated, head_dim = map(
         header.whole, ("ssm.time_step_rank", "ssm.inner_size", "rope.dimension_count", "attention.key_length")
     )
     if inner % heads or rotated > head_dim:
         raise header.wrong(f"{inner} channels of the delta nets for {heads} heads, {rotated} of {head_dim} rotated")
-    drafting, recurrent = header.own.get("nextn_predict_layers"), header.own.get("attention.recurrent_layers")
-    if drafting:
-        raise header.wrong(f"its last {brief(drafting)} blocks draft tokens: not supported")
-    layers = header.kinds({"attn_q": FULL}, LINEAR)
-    if recurrent is not None and [kind == LINEAR for kind in layers] != np.asarray(recurrent).tolist():
+    recurrent, layers = header.own.get("attention.recurrent_layers"), header.kinds({"attn_q": FULL}, LINEAR)
+    if (
+        recurrent is not None
+        and [kind == LINEAR for kind in layers] != np.atleast_1d(recurrent)[: len(layers)].tolist()
+    ):
         raise header.wrong(f"attention.recurrent_layers contradicts the layers' weights: {brief(recurrent)}")
     header.config.update(
         linear_value_head_dim=inner // heads,
