@@ -126,8 +126,9 @@ def executed_lines(executed: Executed) -> Iterator[str]:
     if fault is None:
         yield f"{executed.num_compared:,} tokens of {executed.num_requests:,} requests are those of each request alone"
         return
+    subject = f"what was sent up to step {fault.step}" if fault.is_sent else f"step {fault.step}"
     yield (
-        f"step {fault.step} gives request {fault.request} at position {fault.position} token {fault.recorded.token} "
+        f"{subject} gives request {fault.request} at position {fault.position} token {fault.recorded.token} "
         f"with log-probability {fault.recorded.logprob:.6f}; alone it is {fault.alone.token} with "
         f"{fault.alone.logprob:.6f}. `--step {fault.step}` prints the plan"
     )

@@ -17,6 +17,7 @@ from forebay.config.engine_config import SchedulerConfig, SpeculativeAlgorithm, 
 from forebay.engine.recorder import file, tiny
 from forebay.engine.recorder.file import Header
 from forebay.engine.recorder.recorder import Recorder, decode_all, origin_of
+from forebay.engine.recorder.small_engine import SmallEngine
 from forebay.memory import pictures
 from forebay.memory.kinds.state.hybrid_rows import MambaPool
 from forebay.memory.kinds.window.cached_windows import CachedWindows
@@ -146,9 +147,11 @@ def test_replay_on_tiny_poisons_what_is_free(
     like: str, expected: dict[str, set[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled: dict[str, set[int]] = {}
-    monkeypatch.setattr(
-        tiny._Engine, "fill", lambda engine, kind, ids, value: filled.setdefault(kind, set()).update(ids.tolist())
-    )
+
+    def fill(engine: SmallEngine, kind: str, ids: Ids, value: float) -> None:
+        filled.setdefault(kind, set()).update(ids.tolist())
+
+    monkeypatch.setattr(SmallEngine, "fill", fill)
     tiny.run_on_tiny(*recorded(CONFIGS[like](), seed=0, num_requests=2), like)
     assert filled == expected
 

@@ -7,13 +7,14 @@ _HIDDEN = "simulation/test_recorded.py::test_hidden_records_have_no_token_and_eq
 _SHOWN = "test_recordings_with_pictures_and_adapters_hold_neither_pixels_nor_paths_and_are_replayed"
 _FILES = "engine/test_recordings.py"
 _KILLED = f"{_FILES}::test_recordings_engine_killed_under_load_leaves_a_private_file_without_the_prompt"
+_FAR = "engine/test_replay_of_tiers_and_roles.py"
 _OVERWRITTEN = "test_recordings_ring_that_was_overwritten_is_replayed_from_an_idle_moment"
 
 FLIGHTS = (
     Mutant(
         "C16 on a small model a draft that was rejected is rejected again",
-        "engine/recorder/tiny.py",
-        "(self.tokens[end - 1] + 1) % _VOCAB",
+        "engine/recorder/small_engine.py",
+        "(self.tokens[end - 1] + 1) % VOCAB",
         "self.tokens[end - 1]",
         "engine/test_replay_on_tiny.py::test_replay_on_tiny_drafts_are_accepted_as_recorded_and_change_no_token",
     ),
@@ -209,8 +210,57 @@ FLIGHTS = (
     Mutant(
         "C6 memory that was freed is poisoned before the next plan",
         "engine/recorder/tiny.py",
-        "                    self._engine.fill(name, freed, _POISON)\n",
-        "                    pass\n",
+        "                self._engine.fill(name, freed, POISON)\n",
+        "                pass\n",
         "engine/test_replay_on_tiny.py::test_replay_on_tiny_poisons_what_is_free",
+    ),
+    Mutant(
+        "C6 a slot of a tier that was freed is poisoned before the next plan",
+        "engine/recorder/tiny.py",
+        "                self._engine.tiers[tier.name].drop(name, self._freed(tier.name, name, slots, NO_IDS))\n",
+        "                pass\n",
+        f"{_FAR}::test_replay_on_tiny_poisons_slots_of_a_tier_that_are_free",
+    ),
+    Mutant(
+        "C18 memory that is free and yet to be copied is not poisoned",
+        "engine/recorder/tiny.py",
+        "        free[kept] = False\n",
+        "        pass\n",
+        f"{_FAR}::test_replay_on_tiny_memory_that_is_free_and_yet_to_be_copied_to_the_host_is_not_poisoned",
+    ),
+    Mutant(
+        "C30 on a small model a store that was lost leaves poison",
+        "engine/recorder/small_engine.py",
+        "            if copy.number in self._lost:\n",
+        "            if False:\n",
+        f"{_FAR}::test_replay_on_tiny_fault_of_a_tier_is_shown",
+    ),
+    Mutant(
+        "C30 on a small model a load that was lost brings poison",
+        "engine/recorder/small_engine.py",
+        "{} if copy.number in self._lost else self._rows",
+        "self._rows",
+        f"{_FAR}::test_replay_on_tiny_fault_of_a_tier_is_shown",
+    ),
+    Mutant(
+        "C22 on a small model the places of a transfer may be written until its ticket is closed",
+        "engine/recorder/small_transfers.py",
+        "            self._engine.poison(spans)\n",
+        "            pass\n",
+        f"{_FAR}::test_replay_on_tiny_fault_of_a_transfer_is_shown",
+    ),
+    Mutant(
+        "C22 on a small model what prefill has not sent is poison",
+        "engine/recorder/alone.py",
+        "            self._engine.poison(places)\n",
+        "            pass\n",
+        f"{_FAR}::test_replay_on_tiny_fault_of_a_transfer_is_shown",
+    ),
+    Mutant(
+        "C25 tokens from before other weights are not compared",
+        "engine/recorder/tiny.py",
+        "                self._forget()\n",
+        "                pass\n",
+        f"{_FAR}::test_replay_on_tiny_requests_that_begin_again_with_other_weights_have_no_older_tokens",
     ),
 )
