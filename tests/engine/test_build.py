@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import mmap
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 
 from forebay.backends import make_ops
 from forebay.base.errors import ConfigError, NotEnoughMemory
+from forebay.config.machine import available_memory
 from forebay.config.resolve import resolve
 from forebay.engine.loop import build
 from forebay.engine.loop.build import build_engine, check_fp8
@@ -45,6 +47,26 @@ def test_every_kind_of_cache_is_as_large_as_was_planned_before_the_weights_were_
     allocated = {item: (value, reason) for _, item, value, reason in ready.report if item.endswith(" allocated")}
     assert list(allocated) == [f"{kind} allocated" for kind in KINDS[case]]
     assert all(reason == f"{value} planned" for value, reason in allocated.values())
+
+
+def test_engine_in_a_memory_group_has_caches_within_the_limit_of_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ends an engine that was planned for the memory of the machine around its group."""
+    limit, machine = 64 << 20, 256 << 20
+    group, proc = tmp_path / "cgroup" / "job", tmp_path / "proc"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text(f"{limit}\n")
+    (group / "memory.current").write_text("0\n")
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("0::/job\n")
+    (proc / "meminfo").write_text(f"MemTotal: {machine >> 10} kB\nMemAvailable: {machine >> 10} kB\n")
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(available_memory, "__defaults__", (group.parent, proc, lambda which: unlimited))
+    settings = {"model": str(shared_tiny("llama").path), "dtype": "float32", "context_length": 64, "num_threads": 1}
+    core, _ = build_engine(resolve({**settings, "mem_fraction_static": "50%"}).engine)
+    config = core.scheduler.config
+    assert limit // 4 < config.num_pages * config.kinds.slot_bytes["kv"] < limit // 2
 
 
 def test_options_that_nobody_knows_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):

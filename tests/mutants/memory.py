@@ -523,6 +523,13 @@ MEMORY = (
         "config/test_memory_default.py::test_kv_cache_bytes_default_is_what_each_part_leaves",
     ),
     Mutant(
+        "C4 an engine is planned for the memory that its group's limit leaves",
+        "config/machine.py",
+        "amounts = [here, *_left_by_cgroups(cgroup, proc), ",
+        "amounts = [here, ",
+        "engine/test_build.py::test_engine_in_a_memory_group_has_caches_within_the_limit_of_its_group",
+    ),
+    Mutant(
         "C31 --dtype float32 is the type of KV, too",
         "config/rules.py",
         'return Decision(settled.get("dtype", "bfloat16"), ',
