@@ -200,9 +200,9 @@ _REBUILDABLE: tuple[type[ForebayError], ...] = (
 )
 
 
-def from_code(name: str, message: str, code: str) -> ForebayError:
-    """Rebuild an error that crossed a process boundary as (class name, message, code)."""
+def from_code(name: str, message: str, code: str, param: str | None = None) -> ForebayError:
+    """Rebuild an error that crossed a process boundary as (class name, message, code, field of the request)."""
     for kind in _REBUILDABLE:
         if kind.__name__ == name:
-            return kind(message, code=code)
-    return EngineError(message, code=code)
+            return kind(message, code=code, param=param)
+    return EngineError(message, code=code, param=param)

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from forebay.base.errors import from_code
 from forebay.base.log import setup_logging
 from forebay.config.config import Config
 from forebay.config.disaggregation import refuse_without_server
@@ -66,7 +65,7 @@ class LocalModel:
         async with stream as updates:
             async for update in updates:
                 if update.finish is FinishReason.ERROR and update.failure is not None:
-                    raise from_code(update.failure.kind, update.failure.message, update.failure.code)
+                    raise update.failure.error
                 if took is not None:
                     took.came()
                     took.output_tokens += len(update.token_ids)

@@ -16,7 +16,7 @@ from typing import Protocol
 import uvicorn
 from starlette.types import ASGIApp
 
-from forebay.base.errors import ConfigError, from_code
+from forebay.base.errors import ConfigError
 from forebay.base.exposure import check_exposure
 from forebay.base.log import event, get_logger
 from forebay.base.loop_clock import LoopClock
@@ -109,7 +109,7 @@ async def listen(
             await running
             sock.close()
     if behind.dead is not None and behind.dead.code != "shutting_down":
-        raise from_code(behind.dead.kind, behind.dead.message, behind.dead.code)
+        raise behind.dead.error
 
 
 def _uvicorn_config(config: ServerConfig, app: ASGIApp, clock: LoopClock) -> uvicorn.Config:

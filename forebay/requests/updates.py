@@ -98,20 +98,22 @@ class History(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A typed error in a form that crosses a process boundary; see `base.errors.from_code`."""
+    """A typed error in a form that crosses a process boundary; see `base.errors.from_code`. `param` is the field of the
+    request that has the fault, if there is one."""
 
     kind: str
     code: str
     message: str
+    param: str | None = None
 
     @classmethod
     def of(cls, error: ForebayError) -> Failure:
         """Convert an exception to what crosses the process boundary."""
-        return cls(type(error).__name__, error.code, error.message)
+        return cls(type(error).__name__, error.code, error.message, error.param)
 
     @property
     def error(self) -> ForebayError:
-        return from_code(self.kind, self.message, self.code)
+        return from_code(self.kind, self.message, self.code, self.param)
 
 
 class SpeculationReport(msgspec.Struct, frozen=True, array_like=True, gc=False):

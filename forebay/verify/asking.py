@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from forebay.base.errors import EngineError, Unavailable, from_code
+from forebay.base.errors import EngineError, Unavailable
 from forebay.config.engine_config import EngineConfig, Exact
 from forebay.engine.client.async_engine import AsyncEngine
 from forebay.engine.frames import SaveCache
@@ -237,7 +237,7 @@ class Engines:
             try:
                 async for update in stream:
                     if update.failure is not None:
-                        raise from_code(update.failure.kind, update.failure.message, update.failure.code)
+                        raise update.failure.error
                     answer.take(update)
                     self._note_decoding(stream.request_id, answer)
                     if under_way and len(answer.tokens) >= WELL_UNDER_WAY:

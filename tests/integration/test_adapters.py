@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
 from forebay.cli.main import main
 from tests.engine.adapters import make_adapter
@@ -31,6 +32,12 @@ def root(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     (folder / "link").symlink_to(outside)
     shutil.copytree(folder / "one", folder / "broken")
     (folder / "broken" / "adapter_config.json").write_text('{"peft_type": "LORA", "use_dora": true}')
+    parts = load_file(folder / "one" / "adapter_model.safetensors")
+    wider = {name: part.repeat(1, 2) if "lora_A" in name else part.repeat(2, 1) for name, part in parts.items()}
+    deeper = {name.replace("layers.0.", "layers.97."): part for name, part in parts.items()}
+    for name, tensors in (("wider", wider), ("deeper", deeper)):
+        shutil.copytree(folder / "one", folder / name)
+        save_file(tensors, folder / name / "adapter_model.safetensors")
     return folder
 
 
@@ -154,6 +161,22 @@ def test_what_cannot_be_loaded_has_one_line_and_leaves_the_slots_free(
         assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
         assert "\n" not in refused.json()["error"]["message"]
         assert 'forebay:pool_slots{holder="free",pool="adapter"} 2.0' in client.get("/metrics").text
+
+
+@pytest.mark.parametrize(("path", "why"), [("wider", "of this model and rank 4 it would be"), ("deeper", "layers.97.")])
+def test_adapter_of_another_base_is_refused_by_its_shapes_and_layers_in_openai_s_form(
+    tree: Tree, path: str, why: str
+) -> None:
+    with tree.client() as client:
+        refused = load(client, "new", path)
+        error = refused.json()["error"]
+        unknown = client.post("/v1/completions", json={**ask([5], 2), "model": "new"})
+    assert refused.status_code == 400
+    assert refused.json().keys() == {"error"}
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", "lora_path", "invalid_adapter")
+    assert why in error["message"]
+    assert unknown.status_code == 404
 
 
 def test_a_full_server_names_who_holds_its_slots(tree: Tree) -> None:

@@ -179,6 +179,13 @@ TRANSFER = (
         "transfer/test_bounds.py::test_tail_field_out_of_bounds_is_refused",
     ),
     Mutant(
+        "C33 the field that a peer's failure names is a word",
+        "transfer/wire/frames.py",
+        "    if failure.param is not None:\n",
+        "    if False:\n",
+        "transfer/test_limits.py::test_c33_failure_of_a_peer_has_short_words_and_a_message",
+    ),
+    Mutant(
         "C33 a log-probability that comes from elsewhere is a number",
         "transfer/wire/frames.py",
         "        if any(math.isnan(value) or value == math.inf for value in (entry.logprob, *entry.top_logprobs)):\n",

@@ -87,11 +87,12 @@ def test_adapter_is_named_in_an_error_with_16_digits_of_its_digest() -> None:
 
 
 @pytest.mark.parametrize("kind", [InvalidRequest, Conflict, Overloaded, EngineError])
-def test_failure_is_the_error_again_with_its_kind_message_and_code(kind: type[ForebayError]) -> None:
-    error = Failure.of(kind("why it is so", code="a_code")).error
-    assert (type(error), error.message, error.code) == (kind, "why it is so", "a_code")
+def test_failure_is_the_error_again_with_its_kind_message_code_and_field(kind: type[ForebayError]) -> None:
+    for param in ("a_field", None):
+        error = Failure.of(kind("why it is so", code="a_code", param=param)).error
+        assert (type(error), error.message, error.code, error.param) == (kind, "why it is so", "a_code", param)
 
 
 def test_failure_of_an_unknown_kind_is_an_engine_error() -> None:
-    error = Failure("SomethingNew", "a_code", "why it is so").error
-    assert (type(error), error.message, error.code) == (EngineError, "why it is so", "a_code")
+    error = Failure("SomethingNew", "a_code", "why it is so", "a_field").error
+    assert (type(error), error.message, error.code, error.param) == (EngineError, "why it is so", "a_code", "a_field")

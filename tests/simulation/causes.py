@@ -239,7 +239,7 @@ def _other_weights(ours: int, theirs: int) -> Failure:
 
 def _no_adapter(name: str) -> Failure:
     what = f"the adapter {name!a} is not loaded on the prefill server: load it on both"
-    return Failure("NotFound", "model_not_found", what)
+    return Failure("NotFound", "model_not_found", what, "model")
 
 
 def _other_adapter(ours: str, theirs: AdapterIdentity) -> Failure:

@@ -299,7 +299,7 @@ def test_c33_offer_of_9_tokens_has_places_for_as_many(changes: dict[str, Any], a
     ("failure", "accepted"),
     [
         (Failure("K" * 64, "c" * 64, "m" * 65_536), True),
-        (Failure("K_1", "a_b", ""), True),
+        (Failure("K_1", "a_b", "", "a_field"), True),
         (Failure("K" * 65, "c", ""), False),
         (Failure("K", "c" * 65, ""), False),
         (Failure("K", "", ""), False),
@@ -307,6 +307,9 @@ def test_c33_offer_of_9_tokens_has_places_for_as_many(changes: dict[str, Any], a
         (Failure("K", "c", "m" * 65_537), False),
         (Failure("K", "\u00e9", ""), False),
         (Failure("a-b", "c", ""), False),
+        (Failure("K", "c", "", ""), False),
+        (Failure("K", "c", "", "p" * 65), False),
+        (Failure("K", "c", "", "a field"), False),
     ],
 )
 def test_c33_failure_of_a_peer_has_short_words_and_a_message(failure: Failure, accepted: bool) -> None:

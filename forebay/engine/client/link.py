@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Self, cast
 
-from forebay.base.errors import EngineError, Unavailable, from_code
+from forebay.base.errors import EngineError, Unavailable
 from forebay.base.log import event, get_logger
 from forebay.base.loop_clock import LoopClock
 from forebay.engine.channel import MAX_FRAME_BYTES, ChannelError, FrameDecoder
@@ -136,7 +136,7 @@ class EngineLink:
         """Return the state that answers a question. Raises the error of a question that the engine refused."""
         state: State = await self.answer_to(question, **what)
         if state.refused is not None:
-            raise from_code(state.refused.kind, state.refused.message, state.refused.code)
+            raise state.refused.error
         return state
 
     async def answer_to(self, question: type[Question], **what: Any) -> Any:
@@ -229,7 +229,7 @@ class EngineLink:
         self.mailboxes.fail(reason)
         self._questions.fail(self.unavailable)
         if not self._ready.done():
-            self._ready.set_exception(from_code(failure.kind, failure.message, failure.code))
+            self._ready.set_exception(failure.error)
             self._ready.exception()  # nobody may be waiting for it
         self._died.set()
 

@@ -327,7 +327,10 @@ def _check(name: str, value: int, low: int, high: int) -> None:
 
 
 def _check_failure(failure: Failure) -> None:
-    for name, text in (("kind", failure.kind), ("code", failure.code)):
+    words = {"kind": failure.kind, "code": failure.code}
+    if failure.param is not None:
+        words["param"] = failure.param
+    for name, text in words.items():
         _check(f"characters in {name}", len(text), 1, MAX_CODE_CHARS)
         if not text.replace("_", "").isalnum() or not text.isascii():
             raise WireError(f"{name} of a peer's failure is out of bounds: letters, digits and _ are possible")
