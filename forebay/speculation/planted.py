@@ -1,7 +1,7 @@
 """Drafts that `forebay verify` plants: the known answer, with a wrong token at a place that changes from step to step.
 
 A natural proposer is right or wrong as the model pleases. With planted drafts each request has drafts that are accepted
-up to every length, and so a rejection behind every number of accepted tokens.
+up to every length, and so a rejection behind every number of accepted tokens. It has steps without a draft, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Planted:
 
     def propose(self, req: Request, most: int) -> Sequence[int]:
         """Return the next tokens of the known answer. In one draft after the other token 0, 1, 2, ... is wrong, then
-        none. Requests begin with different ones."""
+        none; then there is no draft. Requests begin with different ones."""
         known = self._known.get(req.id)
         if known is None:
             prompt = tuple(req.tokens[: req.num_prompt])
@@ -47,8 +47,10 @@ class Planted:
         if answer is None:
             return ()
         draft = list(answer.tokens[start : start + most])
-        wrong = known.num_drafts % (most + 1)
+        wrong = known.num_drafts % (most + 2)
         known.num_drafts += 1
+        if wrong > most:
+            return ()
         if wrong < len(draft):
             draft[wrong] = answer.alternatives[start + wrong]
         return draft

@@ -308,11 +308,12 @@ class Engines:
         for number in reversed(self.order) if backwards else self.order:
             await self.ask(number)
 
-    async def ask_all(self) -> None:
-        """Run all questions concurrently; the first failure cancels the others."""
+    async def ask_all(self, *ways: str) -> None:
+        """Run all questions concurrently, or those of some ways alone; the first failure cancels the others."""
         async with asyncio.TaskGroup() as group:
             for number in self.order:
-                group.create_task(self.ask(number))
+                if not ways or self.questions[number].way in ways:
+                    group.create_task(self.ask(number))
 
     async def ask_beside_the_longest(self) -> None:
         """Ask one question of each way of choosing tokens after another, each right behind the longest question that
@@ -361,6 +362,7 @@ def _submitted(engine: AsyncEngine, question: Question, adapter: str, where: Ren
     return engine.submit(
         prompt_token_ids=question.prompt,
         params=question.params,
+        namespace=question.namespace,
         adapter=adapter,
         pictures=question.pictures,
         resume_points=question.resume_points,

@@ -23,7 +23,7 @@ from forebay.memory.miss_reason import MissReason
 from forebay.memory.tier import DISK, HOST
 from forebay.requests.updates import FinishReason
 from forebay.verify.asking import Answer, Engines
-from forebay.verify.questions import Question
+from forebay.verify.questions import GREEDY, Question
 from forebay.verify.weights import other_weights
 
 Flags = Mapping[str, Value]
@@ -127,7 +127,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         Circumstance("coming and going", _GRAPHS, _coming, _concurrency, _was_concurrent),
         Circumstance("prompts in chunks", {**_GRAPHS, **chunks}, _coming, _in_chunks, _cut),
         Circumstance("steps planned ahead", {**_GRAPHS, **_AHEAD}, _coming, _steps_ahead, _was_ahead),
-        Circumstance("two ranks", {**_GRAPHS, **_TWO_RANKS}, _coming, _on_ranks, _was_replayed),
+        Circumstance("two ranks", {**_GRAPHS, **_TWO_RANKS}, _coming_and_greedy, _on_ranks, _was_replayed),
         Circumstance("pages of one token", {**_CACHE, **one_token}, _twice, _from_cache, _hit, asks_derived=True),
         Circumstance(
             "from the prefix cache", {**_GRAPHS, **_CACHE, **often}, _twice, _from_cache, _hit, asks_derived=True
@@ -143,7 +143,11 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         Circumstance("others give up", {**_CACHE, **_AHEAD}, _giving_up, _given_up, _went_on),
         Circumstance("asleep in the middle", _CACHE, _asleep, _released, _interrupted),
         Circumstance(
-            "other weights, and these again", {**_GRAPHS, **_CACHE, **drafts}, _reweighed, _restarted, _began_again
+            "other weights, and these again",
+            {**_GRAPHS, **_CACHE, **tier, **to_host, **drafts},
+            _reweighed,
+            _restarted,
+            _began_again,
         ),
         *(_apart(backend) for backend in (TransferBackend.SHM, TransferBackend.TCP)),
         Circumstance(
@@ -328,6 +332,12 @@ async def _pressed(engines: Engines) -> None:
 
 async def _coming(engines: Engines) -> None:
     await engines.ask_as_they_come()
+
+
+async def _coming_and_greedy(engines: Engines) -> None:
+    """In steps without a draw the greedy token of the model is the answer's, and nothing is chosen behind it."""
+    await engines.ask_as_they_come()
+    await engines.ask_all(GREEDY)
 
 
 async def _twice(engines: Engines) -> None:

@@ -21,7 +21,7 @@ LONGEST: Final = {"cpu": 320, "cuda": 2560}
 FEWEST_WITH_DERIVED: Final = 8  # questions, beside which some are derived from answers
 _FEWEST_WITH_LONG: Final = 16  # questions, of which some have long answers, and others lengths at boundaries
 _NUM_STOPS: Final = 4  # at consecutive places, so that one is at each place of what drafts are checked in
-_NUM_GOING_ON: Final = 3  # prompts that begin with an answer
+_NUM_GOING_ON: Final = 2 + _NUM_STOPS  # prompts that begin with one of two answers
 _NUM_RESTRICTED: Final = 3  # one with a bad word, two with a least length
 _LONG: Final = 4  # times as many tokens as other answers
 _LONG_ANSWERS: Final = (0, 4)  # questions, both greedy
@@ -32,13 +32,14 @@ TOPS: Final = 4  # alternatives whose log-probabilities are compared as well
 _OBJECT: Final = (
     '{"type": "object", "properties": {"text": {"type": "string", "minLength": 8192}}, "required": ["text"]}'
 )
+GREEDY: Final = "greedy"
 # How tokens are chosen. Seeds are the question's number, so that draws are the same beside any other questions.
 _WAYS: Final[tuple[tuple[str, SamplingParams], ...]] = (
-    ("greedy", SamplingParams(temperature=0.0)),
+    (GREEDY, SamplingParams(temperature=0.0)),
     ("temperature 0.8, top_p 0.9", SamplingParams(temperature=0.8, top_p=0.9)),
     ("greedy, penalties", SamplingParams(temperature=0.0, repetition_penalty=1.2, frequency_penalty=0.4)),
     ("temperature 1, top_k 40", SamplingParams(top_k=40)),
-    ("greedy", SamplingParams(temperature=0.0)),
+    (GREEDY, SamplingParams(temperature=0.0)),
     ("temperature 1.2, min_p 0.02", SamplingParams(temperature=1.2, min_p=0.02)),
     ("a JSON object", SamplingParams(temperature=0.7, grammar=Grammar(GrammarKind.JSON_SCHEMA, _OBJECT))),
     ("presence penalty, temperature 0.9", SamplingParams(temperature=0.9, presence_penalty=0.6)),
@@ -48,8 +49,8 @@ _WAYS: Final[tuple[tuple[str, SamplingParams], ...]] = (
 class Question(NamedTuple):
     """`way`: how its tokens are chosen, in words. `number` is that of the prompt, the same for each adapter. `adapter`
     is the name of the adapter to apply, "" for the model alone. The prompt has placeholders at its `pictures`.
-    `resume_points` are lengths at which states and windows should be cached, as at the ends of messages. `is_derived`
-    says that it is made of another's answer."""
+    `resume_points` are lengths at which states and windows should be cached, as at the ends of messages. Prefixes are
+    shared within a `namespace`. `is_derived` says that it is made of another's answer."""
 
     prompt: list[int]
     params: SamplingParams
@@ -58,6 +59,7 @@ class Question(NamedTuple):
     adapter: str = ""
     pictures: tuple[Picture, ...] = ()
     resume_points: tuple[int, ...] = ()
+    namespace: str = ""
     is_derived: bool = False
 
 
@@ -127,37 +129,46 @@ def _given(
     return {_DRAWN: (min(num_trunk, almost_three_pages - 1, page_size), almost_three_pages), **found}
 
 
+def largest(questions: Sequence[Question]) -> int:
+    """Return the number of tokens of the largest prompt with its answer."""
+    return max(len(question.prompt) + question.params.max_tokens for question in questions)
+
+
 def num_derived(questions: Sequence[Question]) -> int:
     """Return the number of questions that `derived` will return."""
-    return _NUM_GOING_ON + _NUM_STOPS + _NUM_RESTRICTED if len(questions) >= FEWEST_WITH_DERIVED else 0
+    num = _NUM_GOING_ON + _NUM_STOPS + _NUM_RESTRICTED + len(_WAYS)
+    return num if len(questions) >= FEWEST_WITH_DERIVED else 0
 
 
 def derived(questions: Sequence[Question], answers: Sequence[Sequence[int]], page_size: int) -> list[Question]:
-    """Return questions made of an answer of likeliest tokens, and of one whose tokens are drawn.
+    """Return questions made of an answer of likeliest tokens, of one whose tokens are drawn, and of one of each way.
 
-    Of the first, one goes on from inside it, and one is its whole pages. One may not have two of its tokens behind each
-    other. One may not end at a token where it comes, but later. Of the second, four end at tokens of it, one place
-    after another, the last of them where its last whole page ends; one goes on from just before, and one may end only
-    from its last place on. None has more tokens with its answer than the largest of `questions`. Fewer than
-    FEWEST_WITH_DERIVED questions have none."""
+    Of the second, four end at tokens of it, one place after another, the last of them where its last whole page ends.
+    Each has a namespace of its own, in which another goes on from just before that end: it resumes at what only the
+    first has left. One may end only from its last place on. Of the first, one goes on from inside it, and one is its
+    whole pages. One may not have two of its tokens behind each other. One may not end at a token where it comes, but
+    later. The last of all go on behind a whole answer of each way, as a conversation does. None has more tokens with
+    its answer than the largest of `questions`. Fewer than FEWEST_WITH_DERIVED questions have none."""
     if not num_derived(questions):
         return []
     first, drawn = (questions[number]._replace(is_derived=True) for number in (0, _DRAWN))
     answer, of_drawn, number, most = answers[0], answers[_DRAWN], len(questions), questions[-1].params.max_tokens
-    room = max(len(question.prompt) + question.params.max_tokens for question in questions)
+    room = largest(questions)
     longest = room - min(most, _NUM_STOPS)
     found: list[Question] = []
-    inside = [*first.prompt, *answer[: len(answer) // 2], *questions[1].prompt[:2]]
-    pages = [*first.prompt, *answer][:longest]
-    last = _last_page_end(len(drawn.prompt), len(of_drawn), page_size)
-    before = [*drawn.prompt, *of_drawn[: last - 1]]
-    for base, prompt in ((first, inside), (first, pages[: len(pages) // page_size * page_size]), (drawn, before)):
-        params = msgspec.structs.replace(base.params, max_tokens=min(most, room - len(prompt[:longest])))
+
+    def add(base: Question, prompt: list[int], **restrictions: object) -> None:
+        params = msgspec.structs.replace(base.params, **restrictions)
         found.append(base._replace(prompt=prompt[:longest], params=params, number=number + len(found)))
+
+    last = _last_page_end(len(drawn.prompt), len(of_drawn), page_size)
     new_ones = [token for place, token in enumerate(of_drawn[:last]) if token not in of_drawn[:place]]
     for stop in (new_ones[-_NUM_STOPS:] * _NUM_STOPS)[:_NUM_STOPS]:
-        params = msgspec.structs.replace(drawn.params, stop_token_ids=[stop])
-        found.append(drawn._replace(params=params, number=number + len(found)))
+        add(drawn._replace(namespace=f"{len(found)}"), drawn.prompt, stop_token_ids=[stop])
+    inside = [*first.prompt, *answer[: len(answer) // 2], *questions[1].prompt[:2]]
+    pages = [*first.prompt, *answer][:longest]
+    for prompt in (inside, pages[: len(pages) // page_size * page_size]):
+        add(first, prompt, max_tokens=min(most, room - len(prompt[:longest])))
     middle, stop = len(answer) // 2, new_ones[-1]
     spelled = {"bad_words": [tuple(answer[middle : middle + 2])]}
     not_yet = {"stop_token_ids": [answer[middle]], "min_tokens": min(middle + _NUM_STOPS, first.params.max_tokens)}
@@ -167,8 +178,13 @@ def derived(questions: Sequence[Question], answers: Sequence[Sequence[int]], pag
         (first, "greedy, a least length", not_yet),
         (drawn, f"{drawn.way}, a least length", from_now_on),
     ):
-        params = msgspec.structs.replace(base.params, **restricted)
-        found.append(base._replace(params=params, way=way, number=number + len(found)))
+        add(base._replace(way=way), base.prompt, **restricted)
+    few, more = min(most, _NUM_STOPS), questions[1].prompt[:2]
+    for ending in found[:_NUM_STOPS]:
+        before = [*drawn.prompt, *of_drawn[: last - 1]]
+        add(drawn._replace(namespace=ending.namespace), before, max_tokens=few)
+    for base, said in zip(questions[: len(_WAYS)], answers, strict=False):
+        add(base._replace(is_derived=True), [*base.prompt, *said, *more], max_tokens=few)
     return found
 
 

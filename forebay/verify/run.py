@@ -35,9 +35,10 @@ from forebay.verify.circumstances import (
     with_pictures,
 )
 from forebay.verify.pictures import PICTURES, encoder_of, pictured
-from forebay.verify.questions import Question, derived, make_questions, num_derived
+from forebay.verify.questions import Question, derived, largest, make_questions, num_derived
 from forebay.verify.verdict import Verdict, first_error
 
+CONTEXT: Final = "context_length"
 TIERS: Final = "hisparse_"  # settings of the host tier and of hot buffers, for the circumstances that have them
 _CLUSTER_KEY: Final = secrets.token_bytes(32)
 SILENCE_S: Final = 120.0  # without a token of any request
@@ -111,8 +112,14 @@ class Verification:
         self._pictured = pictured(self.questions, encoder_of(Path(self.config.model_path)), seed)
         sizes = [*self.questions, *self.questions[:1] * num_derived(self.questions)]
         room, beside = (Room(asked, memory.page_size) for asked in (self.questions, self._adapted))
+        # A page table is as wide as the largest question needs, so that steps of several prompts have more tokens.
+        context = min(largest([*self.questions, *self._pictured]), memory.context_length)
         self._roomy: list[Flags] = [
-            {"max_total_tokens": Room(asked, memory.page_size).roomy, "max_running_requests": len(asked)}
+            {
+                "max_total_tokens": Room(asked, memory.page_size).roomy,
+                "max_running_requests": len(asked),
+                CONTEXT: context,
+            }
             for asked in (sizes, self._adapted, self._pictured or sizes)
         ]
         guess, num_threads = {**PLANTED, **guess}, self.config.num_threads
@@ -266,10 +273,10 @@ class Verification:
 
     @property
     def varied(self) -> set[str]:
-        """Return the settings that circumstances decide, except for those that the user may set elsewhere, and the
-        proposer."""
+        """Return the settings that circumstances decide, except for those that the user may set elsewhere or bound,
+        and the proposer."""
         sides = (side for one in self.circumstances for side in (one.flags, one.prefill_flags))
-        names = {*ALONE, *self._roomy[0], *SETTINGS}.union(*sides) - {"page_size", "num_threads"}
+        names = {*ALONE, *self._roomy[0], *SETTINGS}.union(*sides) - {"page_size", "num_threads", CONTEXT}
         return {name for name in names if not name.startswith((PREFIX, TIERS))}
 
     def _resolved(self, flags: Flags) -> EngineConfig:

@@ -23,6 +23,8 @@ _REPAIRED: Final = "what was not stored fails its checksum when it is loaded, an
 _RECORD: Final = "is about what the flight recorder has"
 _SEEDS: Final = "changes no answer of 150 simulated seeds (`python -m tests.mutants tokens`)"
 _HEAD: Final = "the model has no draft layers"
+_PADDING: Final = "is about padding rows, whose tokens stand at place 0 of page 0 and slot 0 whatever the rows hold"
+_NEVER_DUE: Final = "a padded snapshot is that of 0 tokens, which no token of a step reaches"
 
 _BY_REASON: Final = {
     _TURNS: (
@@ -51,6 +53,7 @@ _BY_REASON: Final = {
         "C18 a retained state stays although a later one shadows it",
         "C18 a retained prefix keeps its window",
         "C18 a store has the states at all ends where the device's cache keeps one",
+        "C18 a restart finds a prefix whose first part was written again behind the second",
     ),
     _KEEPS: (
         "C18 the windows of a node's upper part can still be evicted when it has been split",
@@ -60,6 +63,7 @@ _BY_REASON: Final = {
         "C26 what ends before the plan that copies it is not copied",
         "C26 what is saved on the host stays within its limit",
         "C26 a copy on the host is gone when it has been loaded",
+        "C19 a flush empties every tier",
     ),
     _CHECK: (
         "C18 a state is adopted with the length it is valid for",
@@ -78,6 +82,7 @@ _BY_REASON: Final = {
         "C26 C30 what is not finite ends a request that was retracted meanwhile, and its copy goes",
         "C27 C16 what is not finite behind the first rejection harms nobody",
         "C15 a capture that fails costs no request",
+        "C28 C30 a rank on which a capture fails does not go on beside the others",
     ),
     _DRAFTS: ("C16 guesses of the host go to the rows that they are of",),
     _ROUTERS: (
@@ -119,6 +124,18 @@ _BY_REASON: Final = {
     _SEEDS: (
         "C16 nobody is asked for more tokens than may still come",
         "C16 first steps have no drafts",
+    ),
+    _PADDING: (
+        "C13 a padded `input_ids` of extend steps is 0",
+        'C13 a padded `snap_stops` is "T"',
+        "C14 a captured step begins by resetting the padding rows that it writes",
+        "C14 a decode step says that it writes the last tokens",
+        "C14 the padding row grows in no step that verifies",
+        "C14 the padding row grows in no step with prompts",
+    ),
+    _NEVER_DUE: (
+        "C13 a padded `mamba_track_indices` is PAD",
+        "C13 a padded `snap_slots` is PAD",
     ),
     _HEAD: (
         "C15 what a graph is fed with is not overwritten by its capture",

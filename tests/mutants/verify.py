@@ -49,6 +49,27 @@ VERIFY = (
         "verify/test_shown.py::test_prompt_counts_as_come_over_if_the_decode_engine_computed_none_of_it",
     ),
     Mutant(
+        "C19 a question of a namespace of its own finds nothing of others in the cache",
+        "verify/asking.py",
+        "        namespace=question.namespace,\n",
+        "",
+        "verify/test_verify.py::test_question_is_submitted_in_its_namespace",
+    ),
+    Mutant(
+        "C28 two ranks have steps in which nothing is drawn",
+        "verify/circumstances.py",
+        "    await engines.ask_all(GREEDY)\n",
+        "",
+        "verify/test_verify.py::test_two_ranks_have_steps_of_greedy_requests_alone",
+    ),
+    Mutant(
+        "C15 steps of several prompts have more tokens than the context",
+        "verify/run.py",
+        "context = min(largest([*self.questions, *self._pictured]), memory.context_length)",
+        "context = memory.context_length",
+        "verify/test_verify.py::test_verification_context_is_as_long_as_its_largest_question",
+    ),
+    Mutant(
         "C19 equal tokens with other log-probabilities are a difference",
         "verify/asking.py",
         "return bool(self.differences) or (self.exact and self.largest_logprob_gap > 0.0)",

@@ -22,17 +22,21 @@ def request(id: int, output: tuple[int, ...] = (), prompt: tuple[int, ...] = PRO
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 15])
 @pytest.mark.parametrize("id", [0, 1, 6])
 def test_planted_drafts_of_one_request_are_accepted_up_to_each_length(id: int, most: int) -> None:
-    """Verification keeps what is right of a draft, and adds the token behind it."""
+    """Verification keeps what is right of a draft, and adds the token behind it. One turn has no draft."""
     proposer, lengths = Planted([KnownAnswer(prompt=PROMPT, tokens=(5,) * 400, alternatives=(6,) * 400)]), []
     req = request(id, (5,))
-    for _ in range(most + 1):
+    for _ in range(most + 2):
         draft = list(proposer.propose(req, most))
+        if not draft:
+            lengths.append(-1)
+            req.tokens.append(5)
+            continue
         assert len(draft) == most
         accepted = draft.index(6) if 6 in draft else most
         assert draft == [5] * accepted + [6] * (accepted < most) + [5] * (most - accepted - 1)
         lengths.append(accepted)
         req.tokens.extend([5] * (accepted + 1))
-    assert sorted(lengths) == list(range(most + 1))
+    assert sorted(lengths) == list(range(-1, most + 1))
 
 
 def test_planted_draft_ends_with_the_answer() -> None:
@@ -50,7 +54,7 @@ def test_planted_draft_is_empty_for_other_prompts_and_outputs() -> None:
 def test_planted_draft_continues_the_answer_that_begins_like_the_output() -> None:
     other = KnownAnswer(prompt=PROMPT, tokens=(100, 50, 51), alternatives=(0, 0, 0))
     proposer = Planted([ANSWER, other])
-    assert list(proposer.propose(request(4, (100, 50)), 1)) == [0]
+    assert list(proposer.propose(request(3, (100, 50)), 1)) == [0]
     assert list(proposer.propose(request(6, (100, 101)), 1)) == [202]
 
 

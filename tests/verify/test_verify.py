@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from forebay.base.errors import ConfigError, Conflict, EngineError
@@ -26,7 +27,7 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import FinishReason
 from forebay.text.tokenizer import Tokenizer
-from forebay.verify import run
+from forebay.verify import asking, run
 from forebay.verify.asking import NONE, Answer, Difference, Engines, Findings
 from forebay.verify.blame import Blame, Differs
 from forebay.verify.circumstances import Circumstance, Settings
@@ -96,9 +97,14 @@ def test_questions_made_of_an_answer_go_on_from_inside_it_and_end_at_each_place_
     """C16, C19."""
     asked = make_questions(tokenizer, 16, 32, page_size=16, context_length=2048, seed=3, device="cpu")
     answer, drawn = [7, *range(100, 140), 7, 7], [*range(200, 232)]
-    answers = [answer, *[[]] * 4, drawn]
-    going_on, whole_pages, before, *ending, spelled, late, at_last = derived(asked, answers, 16)
-    assert num_derived(asked) == 3 + len(ending) + 3 == 10
+    answers = [answer, *[[]] * 4, drawn, [3, 4], [5]]
+    made = derived(asked, answers, 16)
+    ending, behind_ends = made[:4], made[9:13]
+    going_on, whole_pages, spelled, late, at_last = made[4:9]
+    assert num_derived(asked) == len(made) == 21
+    for question, said_before, continued in zip(asked[:8], answers, made[13:], strict=True):
+        assert continued.prompt == [*question.prompt, *said_before, *asked[1].prompt[:2]]
+        assert continued.params == msgspec.structs.replace(question.params, max_tokens=4)
     behind = [*asked[0].prompt, *answer]
     assert whole_pages.prompt == behind[:80], "it ends where a cached page and a state end"
     assert going_on.prompt == [*asked[0].prompt, *answer[:21], *asked[1].prompt[:2]]
@@ -106,14 +112,18 @@ def test_questions_made_of_an_answer_go_on_from_inside_it_and_end_at_each_place_
     last = 20  # of 32 tokens behind a prompt of 44, up to the end of a page
     assert [one.params.stop_token_ids for one in ending] == [[token] for token in drawn[last - 4 : last]]
     assert {tuple(question.prompt) for question in ending} == {tuple(asked[5].prompt)}
-    assert before.prompt == [*asked[5].prompt, *drawn[: last - 1]], "in front of the end of a page"
+    before = [*asked[5].prompt, *drawn[: last - 1]]
+    assert all(one.prompt == before for one in behind_ends), "in front of the end of a page"
+    namespaces = [one.namespace for one in ending]
+    assert [one.namespace for one in behind_ends] == namespaces, "where only the answer that ends there has been"
+    assert len({*namespaces}) == 4
+    assert not any(one.namespace for one in (*asked, going_on, whole_pages, spelled, late, at_last))
     assert spelled.params.bad_words == [(120, 121)]
     assert (late.params.stop_token_ids, late.params.min_tokens) == ([120], 25)
     assert (at_last.params.stop_token_ids, at_last.params.min_tokens) == ([drawn[19]], 19)
     assert len({one.way for one in (spelled, late, at_last)} - {question.way for question in asked}) == 3
-    made = (going_on, whole_pages, before, *ending, spelled, late, at_last)
-    assert [question.number for question in made] == [*range(16, 26)]
-    again = derived(asked, [[5], *[[]] * 4, [5, 5, 6]], 16)[3:7]
+    assert [question.number for question in made] == [*range(16, 37)]
+    again = derived(asked, [[5], *[[]] * 4, [5, 5, 6], [], []], 16)[:4]
     assert [one.params.stop_token_ids for one in again] == [[5], [6], [5], [6]]
     assert derived(asked[:7], answers, 16) == []
 
@@ -121,9 +131,44 @@ def test_questions_made_of_an_answer_go_on_from_inside_it_and_end_at_each_place_
 def test_questions_made_of_an_answer_are_no_larger_than_the_others(tokenizer: Tokenizer) -> None:
     asked = make_questions(tokenizer, 8, 32, page_size=16, context_length=2048, seed=3, device="cpu")
     room = max(len(question.prompt) + question.params.max_tokens for question in asked)
-    made = derived(asked, [[*range(100, 132)], *[[]] * 4, [*range(200, 232)]], 16)
-    assert all(4 <= one.params.max_tokens <= room - len(one.prompt) for one in made[:3])
-    assert len(made[1].prompt) % 16 == 0
+    made = derived(asked, [[*range(100, 132)], *[[]] * 4, [*range(200, 232)], [], []], 16)
+    assert all(4 <= one.params.max_tokens <= room - len(one.prompt) for one in (*made[4:6], *made[9:]))
+    assert len(made[5].prompt) % 16 == 0
+
+
+def test_question_is_submitted_in_its_namespace() -> None:
+    """C19: what an answer leaves in the cache is found by no question of another namespace."""
+    engine: Any = SimpleNamespace(submit=lambda **given: given)
+    given: Any = asking._submitted(engine, QUESTION._replace(namespace="apart"), "", None)
+    assert given["namespace"] == "apart"
+
+
+@pytest.mark.parametrize("given", [{}, {"context_length": 120}])
+def test_verification_context_is_as_long_as_its_largest_question(given: dict[str, int], small_model: Path) -> None:
+    """C15: a step of several prompts has more tokens than a graph is captured for."""
+    verification = Verification({"model_path": str(small_model), **given}, num=8, max_tokens=8, seed=0)
+    largest = max(len(question.prompt) + question.params.max_tokens for question in verification.questions)
+    assert {flags[run.CONTEXT] for flags in verification._roomy} == {largest}
+    assert sum(len(question.prompt) for question in verification.questions) > largest
+    assert run.CONTEXT not in verification.varied
+
+
+async def test_two_ranks_have_steps_of_greedy_requests_alone(small_model: Path) -> None:
+    """C28: only there the greedy token of the model is the one that the next step reads."""
+    verification = Verification({"model_path": str(small_model)}, num=8, max_tokens=8, seed=0)
+    (one,) = (one for one in verification.circumstances if one.name == "two ranks")
+    rounds: list[set[str]] = []
+    async with without_processes([verification.config], verification.questions) as engines:
+
+        async def ask(number: int, *, under_way: asyncio.Event | None = None, **others: object) -> None:
+            if under_way:
+                under_way.set()
+            else:
+                rounds.append({engines.questions[number].way})
+
+        engines.ask = ask  # type: ignore[method-assign, assignment]
+        await one.play(engines)
+    assert rounds == [{"greedy"}] * 2
 
 
 @pytest.mark.quick(1)
@@ -144,9 +189,9 @@ async def test_verify_asks_questions_made_of_answers_alone_and_where_they_matter
     monkeypatch.setattr(run, "started", without_processes)
     verification = Verification({"model_path": str(small_model)}, num=16, max_tokens=8, seed=0)
     await verification.ask_alone()
-    assert (len(verification.questions), len(verification.baseline.derived)) == (16, 10)
-    assert verification.baseline.derived[0].prompt[-3] == 5, "inside the answer 5, 6, 7"
-    assert verification._roomy[0]["max_running_requests"] == 26
+    assert (len(verification.questions), len(verification.baseline.derived)) == (16, 21)
+    assert verification.baseline.derived[4].prompt[-3] == 5, "inside the answer 5, 6, 7"
+    assert verification._roomy[0]["max_running_requests"] == 37
     asked = {}
 
     async def play(engines: Engines) -> None:
@@ -155,7 +200,7 @@ async def test_verify_asks_questions_made_of_answers_alone_and_where_they_matter
 
     for one in verification.circumstances[5:10]:
         await verification.first_difference(replace(one, name="", settings={}, play=play), 1)
-        assert asked.popitem()[1] == (26 if one.asks_derived else 16), one.name
+        assert asked.popitem()[1] == (37 if one.asks_derived else 16), one.name
 
 
 def test_questions_for_a_gpu_have_several_segments_of_its_attention_and_share_some(tokenizer: Tokenizer) -> None:
