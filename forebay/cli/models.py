@@ -31,9 +31,10 @@ from forebay.engine.lifecycle.model_shape import read_shape
 from forebay.engine.lifecycle.served_files import check_served_files
 from forebay.families import TEXT_ENCODERS, TYPES
 from forebay.families.checkpoint import Checkpoint, open_with_encoder
-from forebay.families.config.model_config import config_of, family_title
+from forebay.families.config.model_config import ModelConfig, config_of, family_title
 from forebay.families.config.outer import OTHER_NAMES, OUTERS
 from forebay.families.config.vision import TYPES as VISION_TYPES
+from forebay.families.parts.latent import LatentConfig
 from forebay.families.small import LIKES, small_config
 from forebay.formats.adapters import AdapterFiles, open_adapter
 from forebay.formats.gguf_parts import first_parts, model_file, part_paths
@@ -55,6 +56,7 @@ from forebay.pools.cache_spec import cache_sizes
 _ALSO: Final = {"ls": "list", "remove": "rm", "delete": "rm", "download": "pull", "info": "inspect", "create": "make"}
 CONTEXTS = (1024, 8192, 32768, 131072)
 PIPED_WIDTH = 500
+_DTYPES: Final = ("bfloat16", "float32")  # those of `--dtype`
 _SHOWN_SIZE, _SHOWN_LAYERS = 512, 8
 
 
@@ -297,12 +299,11 @@ def show(name: str | None) -> None:
 def _shape(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     model = checkpoint.config
     parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.every_tensor)
-    heads = f"{model.num_heads} query heads, {model.num_kv_heads} KV heads of {model.head_dim}"
     return [
         ("architecture", model.model_type),
         ("parameters", f"{parameters / 1e6:,.1f} M in {len(checkpoint.every_tensor)} tensors"),
         ("layers", f"{model.num_layers} of width {model.hidden_size}, inner {model.intermediate_size}"),
-        ("attention", heads),
+        ("attention", f"{model.num_heads} query heads, {kv_heads(model)}"),
         *_encoder(checkpoint),
         ("vocabulary", f"{model.vocab_size:,} tokens"),
         ("context", f"{model.max_position_embeddings:,} tokens"),
@@ -310,6 +311,15 @@ def _shape(checkpoint: Checkpoint) -> list[tuple[str, str]]:
         ("tensor data", human_bytes(checkpoint.num_bytes)),
         *_tables(checkpoint),
     ]
+
+
+def kv_heads(model: ModelConfig) -> str:
+    """Return what layers with attention keep of a token. Latent attention has no KV heads but one latent for all."""
+    if not isinstance(model, LatentConfig):
+        return f"{model.num_kv_heads} KV heads of {model.head_dim}"
+    latent = model.latent
+    rotated = f" and {latent.rope_dim} rotated entries" if latent.rope_dim else ""
+    return f"a latent of {latent.rank}{rotated} for all"
 
 
 def _tables(checkpoint: Checkpoint) -> list[tuple[str, str]]:
@@ -343,7 +353,7 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     parameters = shapes.num_parameters
     if held != parameters * ITEM_BYTES["bfloat16"]:
         rows.append(("memory, as stored", f"weights {human_bytes(held)}, which is how they are served"))
-    for dtype in ITEM_BYTES:
+    for dtype in _DTYPES:
         sizes = cache_sizes(specs, CacheTypes(dtype=dtype, kv_cache_dtype=dtype))
         kv = ", ".join(f"{human_bytes(sizes.kv_bytes_per_token * context)} for {context:,}" for context in contexts)
         weights = shapes.held_bytes(Quantization.NONE, value_bytes(dtype, kernels))

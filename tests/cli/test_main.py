@@ -18,7 +18,10 @@ from forebay.cli.commands import COMMANDS
 from forebay.cli.doctor import kernels_finding
 from forebay.cli.doctor_machine import Verdict, cpu_finding
 from forebay.cli.main import main
+from forebay.cli.models import kv_heads
 from forebay.config.server_args import FLAGS
+from forebay.families.config.model_config import config_of
+from forebay.families.small import small_config
 from tests.models.text_encoders import shared_encoder, write_tokenizer
 
 
@@ -190,6 +193,22 @@ def test_inspect_prints_the_shape_and_the_memory(capsys: pytest.CaptureFixture[s
     assert main(["models", "inspect"]) == 0
     text = capsys.readouterr().out
     assert all(word in text for word in ("llama", "134.5 M", "Q4_1", "22.5 KiB a token", "180.0 MiB for 8,192"))
+    assert [word for word in ("bfloat16", "float32", "int8", "uint8") if f"memory, {word}" in text] == [
+        "bfloat16",
+        "float32",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("like", "shown"),
+    [
+        ("llama", "1 KV heads of 32"),
+        ("glm5_next_text", "a latent of 64 for all"),
+        ("deepseek_v3", "a latent of 64 and 16 rotated entries for all"),
+    ],
+)
+def test_inspect_of_latent_attention_shows_the_latent(like: str, shown: str) -> None:
+    assert kv_heads(config_of(small_config(like, hidden_size=64, num_layers=2, vocab_size=256))) == shown
 
 
 class Terminal(io.StringIO):
