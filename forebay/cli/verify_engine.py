@@ -25,6 +25,7 @@ from forebay.verify.against import TRANSFORMERS, against_transformers
 from forebay.verify.asking import Difference
 from forebay.verify.circumstances import Circumstance
 from forebay.verify.run import TIERS, Outcome, Verification
+from forebay.verify.self_test import LEAST_QUESTIONS
 from forebay.verify.verdict import COLUMNS, STYLES, Verdict, exit_code, table_lines
 
 
@@ -33,7 +34,9 @@ def _parser() -> Parser:
         "Ask a model the same things alone and in all that an engine does around a request (load, chunks, cached, "
         "evicted and retracted memory, drafts, sleep, prefill and decode apart), and compare token by token. Exit "
         "code 1 if an answer differs or a request fails, 2 if fewer circumstances were shown than --at-least: a "
-        "circumstance is shown if it came about for each way of choosing tokens."
+        "circumstance is shown if it came about for each way of choosing tokens, but for ways that only questions made "
+        "of answers have (a bad word, a least length). Circumstances that the model or the machine cannot have are "
+        "left out, and not required."
     )
     examples = ["", "./my-model --quantization int8", "--only cache --requests 64"]
     parser = Parser("verify", summary, "[MODEL] [options]", examples)
@@ -51,7 +54,11 @@ def _parser() -> Parser:
         default_text="all that this model and machine take, and one",
     )
     parser.option("--against", choices=(TRANSFORMERS,), help="compare greedy answers with its logits, if installed")
-    parser.option("--self-test", action="store_true", help="plant faults in the engines, which must be found")
+    parser.option(
+        "--self-test",
+        action="store_true",
+        help=f"plant faults in the engines, which must be found, with {LEAST_QUESTIONS} requests at least",
+    )
     parser.option("--report", metavar="FILE", help="write what was found there, in Markdown")
     parser.option("--json", action="store_true", help="for programs")
     parser.engine_flags(server=False, model_is_positional=True)
@@ -65,10 +72,10 @@ def run(words: Sequence[str]) -> int:
     tiers = {"enable_hisparse": True} if any(name.startswith(TIERS) for name in parsed.values) else {}
     parsed.resolve(log_level="error", **tiers)  # fetches the model, and refuses what cannot be
     setup_logging("error", process="client")
-    own = parsed.own
-    verification = Verification(parsed.values, num=own.requests, max_tokens=own.max_tokens, seed=own.seed)
+    own, console = parsed.own, Console(quiet=parsed.own.json, highlight=False, markup=False, soft_wrap=True)
+    num = _num_self_test(own.requests, console) if own.self_test else own.requests
+    verification = Verification(parsed.values, num=num, max_tokens=own.max_tokens, seed=own.seed)
     _check_varied(parsed.flags, verification)
-    console = Console(quiet=own.json, highlight=False, markup=False, soft_wrap=True)
     if own.self_test:
         return asyncio.run(run_self_test(verification, own.only or "", console))
     chosen = _chosen(verification, own.only or "", own.settings)
@@ -80,6 +87,13 @@ def run(words: Sequence[str]) -> int:
     if own.report:
         Path(own.report).write_text(_markdown(outcomes, verification, words))
     return exit_code(outcomes, _all_taken(outcomes) if own.at_least is None else own.at_least)
+
+
+def _num_self_test(asked: int, console: Console) -> int:
+    """Return the number of questions of a test of the test, and print it if it is not what was asked."""
+    if asked < LEAST_QUESTIONS:
+        console.print(f"{LEAST_QUESTIONS} requests, not {asked}: with fewer an unpadded tail may not be found")
+    return max(asked, LEAST_QUESTIONS)
 
 
 def _check_varied(flags: Iterable[str], verification: Verification) -> None:

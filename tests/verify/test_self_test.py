@@ -10,6 +10,7 @@ import pytest
 
 from forebay.base import fault
 from forebay.base.errors import ConfigError
+from forebay.cli import verify_engine
 from forebay.cli.main import main
 from forebay.cli.verify_self_test import exit_code
 from forebay.engine.loop.planted import PLANTS, plant_armed
@@ -117,6 +118,32 @@ async def test_self_test_leaves_faults_of_states_out_where_a_model_has_none() ->
 )
 def test_self_test_exit_code_is_0_only_if_every_fault_that_may_be_is_detected(found: list[Found], code: int) -> None:
     assert exit_code([Detection(FAULTS[0], one, "") for one in found]) == code
+
+
+@pytest.mark.parametrize(("asked", "num"), [(8, 18), (24, 24)])
+def test_self_test_asks_as_many_questions_as_it_needs(
+    asked: int, num: int, small_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = list[int]()
+
+    async def count(verification: Verification, word: str, console: Any) -> int:
+        found.append(len(verification.questions))
+        return 0
+
+    monkeypatch.setattr(verify_engine, "run_self_test", count)
+    assert main(["verify", str(small_model), "--self-test", f"--requests={asked}"]) == 0
+    assert found == [num]
+    assert ("18 requests, not 8: with fewer" in capsys.readouterr().out) == (asked < num)
+
+
+def test_help_of_verify_says_which_ways_and_circumstances_are_not_required(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["verify", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "but for ways that only questions made of answers have (a bad word, a least length)" in text
+    assert "left out, and not required" in text
 
 
 @pytest.mark.slow
