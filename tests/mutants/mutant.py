@@ -68,7 +68,7 @@ class Mutant:
             raise Stale(f"{self.file} has the text {source.count(self.old)} times, not once: {self.old!r}")
         mutated = source.replace(self.old, self.new)
         start = source.index(self.old)
-        part = _statements_around(mutated, start, start + len(self.new))
+        part = statements_around(mutated, start, start + len(self.new))
         try:
             compile(part, self.file, "exec")
         except SyntaxError:  # the part may begin in a string of several lines
@@ -76,7 +76,7 @@ class Mutant:
         return mutated
 
 
-def _statements_around(source: str, start: int, end: int) -> str:
+def statements_around(source: str, start: int, end: int) -> str:
     """Return the functions and classes of a formatted file in which the characters from `start` to `end` are."""
     first = source.rfind(_BETWEEN, 0, start)
     last = source.find(_BETWEEN, end)

@@ -8,6 +8,7 @@ import pytest
 from tests.mutants import MUTANTS
 from tests.mutants.contracts import CONTRACTS, PAGE, page, rules
 from tests.mutants.mutant import REPOSITORY, Mutant
+from tests.mutants.named import missing, uncollected
 
 
 def test_contracts_page_is_the_one_written_from_the_contracts() -> None:
@@ -50,7 +51,41 @@ def test_text_of_a_mutant_that_is_no_python_is_refused_wherever_it_stands() -> N
 
 
 def test_each_test_that_holds_a_rule_is_there() -> None:
-    for mutant in MUTANTS:
-        file, *_, name = mutant.test.split("::")
-        name = name.partition("[")[0]
-        assert f"def {name}(" in (REPOSITORY / "tests" / file).read_text(), mutant.rule
+    found = {mutant.rule: missing(mutant.test) for mutant in MUTANTS}
+    assert {rule: why for rule, why in found.items() if why} == {}
+
+
+HERE = "mutants/test_contracts.py"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("test", "why"),
+    [
+        ("mutants/test_nothing.py::test_a", "does not exist"),
+        (f"{HERE}::test_nothing", "has no test test_nothing"),
+        (f"{HERE}::test_each_test", "has no test test_each_test"),
+        (f"{HERE}::missing", "is no file, test and case"),
+        (f"{HERE}::test_each_test_that_holds_a_rule_is_there[C1]", "has no parameters"),
+        (f"{HERE}::test_what_is_built_has_a_mutant_and_what_is_not_says_so[C1", "is no file, test and case"),
+        (HERE, "is no file, test and case"),
+    ],
+)
+def test_test_of_a_mutant_that_does_not_exist_is_refused(test: str, why: str) -> None:
+    assert why in missing(test)
+
+
+def test_test_and_case_of_a_mutant_that_exist_are_accepted() -> None:
+    for case in ("", "[C1]"):
+        assert missing(f"{HERE}::test_what_is_built_has_a_mutant_and_what_is_not_says_so{case}") == ""
+
+
+@pytest.mark.slow
+def test_each_case_that_holds_a_rule_is_collected() -> None:
+    assert uncollected(mutant.test for mutant in MUTANTS if "[" in mutant.test) == set()
+
+
+@pytest.mark.slow
+def test_case_of_a_mutant_that_pytest_does_not_collect_is_refused() -> None:
+    test = f"{HERE}::test_what_is_built_has_a_mutant_and_what_is_not_says_so"
+    assert uncollected([test, f"{test}[C1]", f"{test}[C999]"]) == {f"tests/{test}[C999]"}
