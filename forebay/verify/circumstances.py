@@ -42,6 +42,7 @@ ALONE: Final[Flags] = {
     "enable_hisparse": False,
     "retraction_host_bytes": 0,
     "host_cache_bytes": 0,
+    "max_queued_tokens": 1 << 24,  # of all questions at once, however few run
     "queue_timeout": 3600.0,
     "request_timeout": 3600.0,
     "stall_timeout": 600.0,  # a retracted request waits long where memory is scarce and the machine busy
@@ -121,7 +122,14 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
     often: Settings = {"states often": {"mamba_track_interval": room.page_size}}
     few: Settings = {"few states": {"max_running_requests": _FEW, "max_mamba_cache_size": 1}}  # raised to the least
     found = [
-        Circumstance("one by one again, backwards", {}, _backwards, lambda engines, count: "each alone", _answered),
+        Circumstance(
+            "one by one again, backwards",
+            {},
+            _backwards,
+            lambda engines, count: "each alone",
+            _answered,
+            asks_derived=True,
+        ),
         Circumstance("other seeds", {}, _other_seeds, lambda engines, count: "seeds and positions matter", _answered),
         Circumstance("all at once, from graphs", _GRAPHS, _at_once, _from_graphs, _was_replayed),
         Circumstance("coming and going", _GRAPHS, _coming, _concurrency, _was_concurrent),

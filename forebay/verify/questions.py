@@ -25,6 +25,7 @@ _NUM_GOING_ON: Final = 2 + _NUM_STOPS  # prompts that begin with one of two answ
 _NUM_RESTRICTED: Final = 3  # one with a bad word, two with a least length
 _LONG: Final = 4  # times as many tokens as other answers
 _LONG_ANSWERS: Final = (0, 4)  # questions, both greedy
+_PENALIZED: Final = 2  # a question whose likeliest tokens are penalized
 _DRAWN: Final = 5  # a question whose tokens are drawn of most: hardly one comes twice in its answer
 _NUM_PLACES: Final = 2  # of each prompt, from which others may go on
 TOPS: Final = 4  # alternatives whose log-probabilities are compared as well
@@ -146,12 +147,12 @@ def derived(questions: Sequence[Question], answers: Sequence[Sequence[int]], pag
     Of the second, four end at tokens of it, one place after another, the last of them where its last whole page ends.
     Each has a namespace of its own, in which another goes on from just before that end: it resumes at what only the
     first has left. One may end only from its last place on. Of the first, one goes on from inside it, and one is its
-    whole pages. One may not have two of its tokens behind each other. One may not end at a token where it comes, but
-    later. The last of all go on behind a whole answer of each way, as a conversation does. None has more tokens with
-    its answer than the largest of `questions`. Fewer than FEWEST_WITH_DERIVED questions have none."""
+    whole pages; one may not end at a token where it comes, but later. One with penalties may not have two of its tokens
+    behind each other. The last of all go on behind a whole answer of each way, as a conversation does. None has more
+    tokens with its answer than the largest of `questions`. Fewer than FEWEST_WITH_DERIVED questions have none."""
     if not num_derived(questions):
         return []
-    first, drawn = (questions[number]._replace(is_derived=True) for number in (0, _DRAWN))
+    first, penalized, drawn = (questions[number]._replace(is_derived=True) for number in (0, _PENALIZED, _DRAWN))
     answer, of_drawn, number, most = answers[0], answers[_DRAWN], len(questions), questions[-1].params.max_tokens
     room = largest(questions)
     longest = room - min(most, _NUM_STOPS)
@@ -169,12 +170,12 @@ def derived(questions: Sequence[Question], answers: Sequence[Sequence[int]], pag
     pages = [*first.prompt, *answer][:longest]
     for prompt in (inside, pages[: len(pages) // page_size * page_size]):
         add(first, prompt, max_tokens=min(most, room - len(prompt[:longest])))
-    middle, stop = len(answer) // 2, new_ones[-1]
-    spelled = {"bad_words": [tuple(answer[middle : middle + 2])]}
+    middle, stop, pair = len(answer) // 2, new_ones[-1], len(answers[_PENALIZED]) // 2
+    spelled = {"bad_words": [tuple(answers[_PENALIZED][pair : pair + 2])]}
     not_yet = {"stop_token_ids": [answer[middle]], "min_tokens": min(middle + _NUM_STOPS, first.params.max_tokens)}
     from_now_on = {"stop_token_ids": [stop], "min_tokens": list(of_drawn).index(stop)}
     for base, way, restricted in (
-        (first, "greedy, a bad word", spelled),
+        (penalized, f"{penalized.way}, a bad word", spelled),
         (first, "greedy, a least length", not_yet),
         (drawn, f"{drawn.way}, a least length", from_now_on),
     ):

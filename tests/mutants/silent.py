@@ -124,6 +124,11 @@ _BY_REASON: Final = {
     _SEEDS: (
         "C16 nobody is asked for more tokens than may still come",
         "C16 first steps have no drafts",
+        "C16 guesses are what the grammar allows",
+        "C18 C30 a state is adopted when its step has committed",
+        "C18 a snapshot is ready when its step has committed and not before",
+        "C18 a wish that no step came to leaves what was tracked",
+        "C18 of two tracking slots the one with the complete state is not written",
     ),
     _PADDING: (
         "C13 a padded `input_ids` of extend steps is 0",

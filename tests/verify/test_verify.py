@@ -30,7 +30,7 @@ from forebay.text.tokenizer import Tokenizer
 from forebay.verify import asking, run
 from forebay.verify.asking import NONE, Answer, Difference, Engines, Findings
 from forebay.verify.blame import Blame, Differs
-from forebay.verify.circumstances import Circumstance, Settings
+from forebay.verify.circumstances import FOLDER, Circumstance, Settings
 from forebay.verify.questions import Question, derived, make_questions, num_derived
 from forebay.verify.run import Outcome, Verification
 from forebay.verify.verdict import Verdict
@@ -97,7 +97,7 @@ def test_questions_made_of_an_answer_go_on_from_inside_it_and_end_at_each_place_
     """C16, C19."""
     asked = make_questions(tokenizer, 16, 32, page_size=16, context_length=2048, seed=3, device="cpu")
     answer, drawn = [7, *range(100, 140), 7, 7], [*range(200, 232)]
-    answers = [answer, *[[]] * 4, drawn, [3, 4], [5]]
+    answers = [answer, [], [*range(300, 332)], [], [], drawn, [3, 4], [5]]
     made = derived(asked, answers, 16)
     ending, behind_ends = made[:4], made[9:13]
     going_on, whole_pages, spelled, late, at_last = made[4:9]
@@ -118,7 +118,7 @@ def test_questions_made_of_an_answer_go_on_from_inside_it_and_end_at_each_place_
     assert [one.namespace for one in behind_ends] == namespaces, "where only the answer that ends there has been"
     assert len({*namespaces}) == 4
     assert not any(one.namespace for one in (*asked, going_on, whole_pages, spelled, late, at_last))
-    assert spelled.params.bad_words == [(120, 121)]
+    assert (spelled.params.bad_words, spelled.params.penalizes) == ([(316, 317)], True)
     assert (late.params.stop_token_ids, late.params.min_tokens) == ([120], 25)
     assert (at_last.params.stop_token_ids, at_last.params.min_tokens) == ([drawn[19]], 19)
     assert len({one.way for one in (spelled, late, at_last)} - {question.way for question in asked}) == 3
@@ -149,7 +149,13 @@ def test_verification_context_is_as_long_as_its_largest_question(given: dict[str
     verification = Verification({"model_path": str(small_model), **given}, num=8, max_tokens=8, seed=0)
     largest = max(len(question.prompt) + question.params.max_tokens for question in verification.questions)
     assert {flags[run.CONTEXT] for flags in verification._roomy} == {largest}
-    assert sum(len(question.prompt) for question in verification.questions) > largest
+    asked = sum(len(question.prompt) for question in verification.questions)
+    assert asked > largest
+    assert all(
+        verification._resolved({**verification._roomy[0], **one.flags}).scheduling.max_queued_tokens > 9 * asked
+        for one in verification.circumstances
+        if not one.adapted and FOLDER not in one.flags
+    ), "they wait where few requests run"
     assert run.CONTEXT not in verification.varied
 
 
