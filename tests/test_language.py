@@ -33,6 +33,7 @@ INVENTED = {"who", "whose", "whom", "somebody", "someone", "anybody", "nobody", 
 INVENTED |= {"tell", "tells", "told", "telling", "untold", "news", "wish", "wishes", "wished", "half", "halves"}
 INVENTED |= {"guess", "guesses", "guessed", "guessing", "residency", "residencies", "trial", "sit", "desk", "dial"}
 """Words of identifiers that the field has others for; `half` is allowed for half precision and halves of vectors."""
+VAGUE_VARIABLES = {"rest", "its", "told", "hear", "keeps"}  # each is called what it has instead
 WITH_INVENTED_WORD: dict[str, int] = {"formats": 2, "layers": 1, "ops": 4}
 WITHOUT_DOCSTRING: dict[str, int] = {"layers": 20, "memory": 4, "pools": 2, "runtime": 52, "transfer": 14}
 
@@ -170,6 +171,11 @@ def identifiers(source: str) -> Iterator[str]:
             yield node.arg
 
 
+def variables(source: str) -> Iterator[str]:
+    """Yield the names that are assigned, once for each assignment."""
+    return (node.id for node in nodes_of(source) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+
+
 def words(identifier: str) -> set[str]:
     """Return the words of a name in snake_case, CamelCase or UPPER_CASE, in lower case."""
     return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", identifier)}
@@ -256,6 +262,19 @@ def test_identifiers_have_no_invented_words() -> None:
         if words(name) & INVENTED
     ]
     may_only_fall(found, WITH_INVENTED_WORD)
+
+
+def test_variables_have_names_for_what_they_have() -> None:
+    likely = re.compile(rf"\b({'|'.join(VAGUE_VARIABLES)})\b[\w*, ()]*(?:=| in )")
+    for path in sorted(PACKAGE.rglob("*.py")):
+        source = path.read_text()
+        if likely.search(source):  # else nothing is parsed
+            assert VAGUE_VARIABLES.isdisjoint(variables(source)), path
+
+
+def test_variables_are_found_wherever_they_are_assigned() -> None:
+    source = "a, (*b, c) = d = e\nfor f in g:\n    [h for h in i]\nwith j as k:\n    (m := n.o)\nn.o = p(q=r)\n"
+    assert sorted(variables(source)) == [*"abcdfhkm"]
 
 
 def test_identifier_words_are_found_in_every_case() -> None:

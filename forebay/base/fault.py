@@ -102,6 +102,6 @@ def arm_from_environment() -> None:
     if os.environ.get(ALLOWED) != "1":
         raise ConfigError("FOREBAY_FAULTS is set but FOREBAY_TEST_FAULTS=1 is not: faults are for tests only")
     for item in text.split(","):
-        name, _, rest = item.partition("=")
-        kind, _, at = rest.partition("@")
+        name, _, fault = item.partition("=")
+        kind, _, at = fault.partition("@")
         arm(name, kind or "runtime", int(at or 1))

@@ -75,9 +75,9 @@ def read_answer(answer: Answer) -> Reading:
     for at, data in answer.reads:
         parser.feed(data)
         if reading.streams:
-            *events, rest = bytes(reading.body).replace(b"\r\n", b"\n").split(b"\n\n")
+            *events, unfinished = bytes(reading.body).replace(b"\r\n", b"\n").split(b"\n\n")
             reading.events += [(at, event[6:]) for event in events if event.startswith(b"data: ")]
-            reading.body[:] = rest
+            reading.body[:] = unfinished
     return reading
 
 

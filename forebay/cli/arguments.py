@@ -166,8 +166,8 @@ class Parser:
             if word in ("-h", "--help") or word.startswith("--help="):
                 print(self.help_text(word.partition("=")[2]))
                 raise SystemExit(0)
-        namespace, rest = self._parse(words)
-        refuse_unknown(rest, self._parser.known_options())
+        namespace, unknown = self._parse(words)
+        refuse_unknown(unknown, self._parser.known_options())
         for line in getattr(namespace, "accepted", ()):
             note(line)
         flags = {flag.name: getattr(namespace, flag.name) for flag in self._flags if hasattr(namespace, flag.name)}

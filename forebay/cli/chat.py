@@ -110,14 +110,14 @@ class Conversation:
                 self.messages.append({"role": "user", "content": content})
                 await self._answer()
             return
-        word, _, rest = line.partition(" ")
+        word, _, argument = line.partition(" ")
         commands: dict[str, Callable[[str], Awaitable[None]]] = {
             "/system": self._system, "/retry": self._retry, "/undo": self._undo, "/reset": self._reset,
             "/save": self._save, "/load": self._load, "/stats": self._stats, "/model": self._model,
             "/image": self._image,
         }  # fmt: skip
         if word in commands:
-            await commands[word](rest.strip())
+            await commands[word](argument.strip())
         elif word == "/help":
             self._screen.say(HELP)
         else:
@@ -163,10 +163,10 @@ class Conversation:
         raise ConfigError("there is no question yet")
 
     async def _system(self, text: str) -> None:
-        rest = [message for message in self.messages if message["role"] != "system"]
+        turns = [message for message in self.messages if message["role"] != "system"]
         own = next((str(message["content"]) for message in self.messages if message["role"] == "system"), "none")
         if text:
-            self.messages = [{"role": "system", "content": text}, *rest]
+            self.messages = [{"role": "system", "content": text}, *turns]
         self._screen.say(f"system message: {text or own}")
 
     async def _retry(self, _: str) -> None:

@@ -114,10 +114,10 @@ def _cpu_seconds(proc: Path) -> dict[tuple[str, str], float]:
         if stat.parent.name == str(os.getpid()):
             continue
         try:
-            name, _, rest = stat.read_text(errors="replace").partition("(")[2].rpartition(")")
+            name, _, numbers = stat.read_text(errors="replace").partition("(")[2].rpartition(")")
         except OSError:
             continue  # it has ended
-        fields = rest.split()
+        fields = numbers.split()
         found[stat.parent.name, name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return found
 

@@ -98,7 +98,7 @@ def meminfo(proc: Path) -> dict[str, int]:
     except OSError:
         return {}
     fields = (line.partition(":") for line in lines)
-    return {name: int(rest.split()[0]) * 1024 for name, _, rest in fields if rest.strip()}
+    return {name: int(size.split()[0]) * 1024 for name, _, size in fields if size.strip()}
 
 
 def _cgroup_folders(cgroup: Path, proc: Path, controller: str) -> list[Path]:

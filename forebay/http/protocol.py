@@ -209,9 +209,9 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
     def _take_authority(self) -> None:
         """A target that names a host is the one that counts, and not the Host field (RFC 9112, 3.2.2)."""
-        _, found, rest = self.url.partition(b"://")
+        _, found, location = self.url.partition(b"://")
         if found and sum(name == b"host" for name, _ in self.headers) == 1:
-            authority = rest.partition(b"/")[0].partition(b"?")[0]
+            authority = location.partition(b"/")[0].partition(b"?")[0]
             self.headers[:] = [header for header in self.headers if header[0] != b"host"] + [(b"host", authority)]
 
     def _count_header(self, num_bytes: int) -> None:

@@ -83,6 +83,6 @@ def _rotary_rows(spec: IndexerSpec) -> Rows:
     if the checkpoint has them in this order."""
     if not spec.index.interleaved:
         return ()
-    rotated, rest = spec.rope.dim, range(spec.rope.dim, spec.index.head_dim)
+    rotated, unrotated = spec.rope.dim, range(spec.rope.dim, spec.index.head_dim)
     pairs = range(0, rotated, 2), range(1, rotated, 2)
-    return (*pairs, rest) if rest else pairs
+    return (*pairs, unrotated) if unrotated else pairs

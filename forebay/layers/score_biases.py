@@ -65,8 +65,8 @@ class AlibiSpec:
     def slopes(self) -> list[float]:
         """Return the slope of each head."""
         below = 1 << (self.num_heads.bit_length() - 1)
-        rest = range(1, 2 * (self.num_heads - below), 2)
-        return [2.0 ** (-8 * n / below) for n in range(1, below + 1)] + [2.0 ** (-4 * n / below) for n in rest]
+        odd = range(1, 2 * (self.num_heads - below), 2)
+        return [2.0 ** (-8 * n / below) for n in range(1, below + 1)] + [2.0 ** (-4 * n / below) for n in odd]
 
     def build(self, parts: Parts, num_positions: int) -> Tensor:
         """Return the bias of each head at distances from 1 - num_positions to num_positions - 1, [Hq, 2 L - 1]

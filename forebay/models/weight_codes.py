@@ -108,9 +108,9 @@ class _RoundedRows:
         done = 0
         while done < count:
             rows = np.ascontiguousarray(next(self._unread)) if self._unrounded is None else self._unrounded
-            part, rest = rows[: count - done], rows[count - done :]
+            part, unrounded = rows[: count - done], rows[count - done :]
             self._round_into(part, out, done)
-            self._unrounded = rest if len(rest) else None
+            self._unrounded = unrounded if len(unrounded) else None
             done += len(part)
         self._next += count
         return out

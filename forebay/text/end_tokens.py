@@ -40,8 +40,8 @@ def _end_of_turn(tokenizer: Tokenizer) -> int | None:
     """Return the token behind an assistant's message: its end, or, in a template without one, the beginning of the
     user's next turn. None for no token, or for one that may also occur within an answer."""
     for history in ([_ASKED, _ANSWERED], [_ASKED, _ANSWERED, _ASKED]):
-        _, said, rest = _rendered(tokenizer, history).partition(_SAID)
-        spelled = tokenizer.control_at(rest.lstrip()) if said else ""
+        _, said, ending = _rendered(tokenizer, history).partition(_SAID)
+        spelled = tokenizer.control_at(ending.lstrip()) if said else ""
         if spelled:
             return None if _stands_within(spelled, tokenizer) else tokenizer.added_id(spelled)
     return None

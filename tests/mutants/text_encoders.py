@@ -145,8 +145,8 @@ TEXT_ENCODERS = (
     Mutant(
         "C28 slopes beyond a power of two are every second one of twice that power",
         "layers/score_biases.py",
-        "rest = range(1, 2 * (self.num_heads - below), 2)",
-        "rest = range(1, self.num_heads - below + 1)",
+        "odd = range(1, 2 * (self.num_heads - below), 2)",
+        "odd = range(1, self.num_heads - below + 1)",
         _MODELS + "test_alibi_slopes_are_those_of_the_paper[12]",
     ),
     Mutant(

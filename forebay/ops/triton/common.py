@@ -63,7 +63,7 @@ def dot_add(a, b, acc):
 
 @triton.jit
 def _split(x):
-    """The first bits of a float32 in bfloat16, and the rest."""
+    """The first bits of a float32 in bfloat16, and the remainder."""
     bits = x.to(tl.int32, bitcast=True)
     first = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     return first, x - (bits & -65536).to(tl.float32, bitcast=True)
@@ -77,22 +77,22 @@ def dot32(a, b, WHOLE: tl.constexpr):
     factors, products that are smaller than the bits kept are left out.
     """
     if a.dtype == tl.float32 and b.dtype == tl.float32:
-        high, rest = _split(a)
-        middle, low = _split(rest)
-        high_b, rest = _split(b)
-        middle_b, low_b = _split(rest)
+        high, remainder = _split(a)
+        middle, low = _split(remainder)
+        high_b, remainder = _split(b)
+        middle_b, low_b = _split(remainder)
         acc = dot(middle, middle_b)
         if WHOLE:
             acc = dot_add(high, _split(low_b)[0], dot_add(_split(low)[0], high_b, acc))
         acc = dot_add(high, high_b, dot_add(high, middle_b, dot_add(middle, high_b, acc)))
     elif a.dtype == tl.float32:
-        high, rest = _split(a)
-        middle, low = _split(rest)
+        high, remainder = _split(a)
+        middle, low = _split(remainder)
         acc = dot_add(middle, b, dot(_split(low)[0], b)) if WHOLE else dot(middle, b)
         acc = dot_add(high, b, acc)
     elif b.dtype == tl.float32:
-        high, rest = _split(b)
-        middle, low = _split(rest)
+        high, remainder = _split(b)
+        middle, low = _split(remainder)
         acc = dot_add(a, middle, dot(a, _split(low)[0])) if WHOLE else dot(a, middle)
         acc = dot_add(a, high, acc)
     else:

@@ -122,8 +122,8 @@ def _sparse_mixer(logits, ids, weights, far, E: tl.constexpr, BLOCK: tl.constexp
     order = tl.where(own == own, own, float("-inf"))
     first = _best_of(order, e, BLOCK)
     # Behind the first one, of which there may be equals: not a number is chosen before a place without an expert.
-    rest = tl.where(e == first, float("-inf"), order)
-    second = tl.min(tl.where((rest == tl.max(rest, 0)) & (e != first), e, BLOCK), 0)
+    others = tl.where(e == first, float("-inf"), order)
+    second = tl.min(tl.where((others == tl.max(others, 0)) & (e != first), e, BLOCK), 0)
     to = token * 2
     tl.store(ids + to, first.to(tl.int64))
     tl.store(ids + to + 1, second.to(tl.int64))

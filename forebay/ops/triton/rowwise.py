@@ -176,8 +176,8 @@ def _activate(
         y = tl.minimum(a, eps)
         near = tl.maximum(y, -0.5)  # exp(near) - 1 by Taylor: near 0 it would cancel
         p = 1.0 + near * (0.5 + near * (1.0 / 6 + near * (1.0 / 24 + near * (1.0 / 120 + near * (1.0 / 720)))))
-        rest = tl.exp(y - near)
-        a = offset * a + tl.where(a > 0, alpha * a * a, limit * (rest * near * p + (rest - 1.0) - a))
+        far = tl.exp(y - near)
+        a = offset * a + tl.where(a > 0, alpha * a * a, limit * (far * near * p + (far - 1.0) - a))
     tl.store(out + row * n + at, a.to(out.dtype.element_ty), mask=live)
 
 

@@ -68,7 +68,7 @@ def unpack(packed: npt.NDArray[Any], token_ids: Sequence[int], num_top: Sequence
     k = (packed.shape[1] - 2) // 2
     ids = packed[:, 2 + k :].astype(np.int64).tolist()
     entries: list[TokenLogprob | None] = []
-    for (value, rank, *rest), top_ids, token, n in zip(packed.tolist(), ids, token_ids, num_top, strict=True):
+    for (value, rank, *top_values), top_ids, token, n in zip(packed.tolist(), ids, token_ids, num_top, strict=True):
         known = not math.isnan(value)
-        entries.append(TokenLogprob(token, value, int(rank), top_ids[:n], rest[: min(n, k)]) if known else None)
+        entries.append(TokenLogprob(token, value, int(rank), top_ids[:n], top_values[: min(n, k)]) if known else None)
     return entries

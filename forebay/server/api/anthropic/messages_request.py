@@ -287,8 +287,8 @@ def behind_the_system_text(chat: ChatRequest) -> ChatRequest:
     parts = [part for part in content if isinstance(part, TextPart)]  # a system text has no images
     if not parts[0].text.startswith(BILLING_HEADER):
         return chat
-    line, _, rest = parts[0].text.partition("\n")
-    kept = [parts[0].model_copy(update={"text": rest}), *parts[1:]] if rest else parts[1:]
+    line, _, text = parts[0].text.partition("\n")
+    kept = [parts[0].model_copy(update={"text": text}), *parts[1:]] if text else parts[1:]
     moved = first.model_copy(update={"content": [*kept, *_texts("\n" if kept else "", line)]})
     return chat.model_copy(update={"messages": [moved, *chat.messages[1:]]})
 

@@ -47,12 +47,12 @@ async def truncated(
 def without(items: Sequence[Item], num_dropped: int) -> list[Item]:
     """Return the items without the first ones, of which messages of the system and tools stay, and the user's last one
     if no other is left. Results whose calls are dropped are dropped with them."""
-    first, rest = items[:num_dropped], items[num_dropped:]
+    first, last = items[:num_dropped], items[num_dropped:]
     asked = [place for place, item in enumerate(items) if _is_of(item, "user")][-1:]
     stays: Iterator[Item | None] = (item if i in asked else _lasting(item) for i, item in enumerate(first))
     kept: list[Item] = [item for item in stays if item is not None]
     dropped = {item.call_id for item in first if isinstance(item, CALLS)}
-    return kept + [item for item in rest if not (isinstance(item, OUTPUTS) and item.call_id in dropped)]
+    return kept + [item for item in last if not (isinstance(item, OUTPUTS) and item.call_id in dropped)]
 
 
 def _lasting(item: Item) -> Item | None:
