@@ -31,7 +31,17 @@ from forebay.models.text_encoder import TextEncoderSpec
 from forebay.ops import Ops
 from forebay.ops.exchange import WHOLE, Share
 
-__all__ = ["AdapterSlots", "Model", "Needs", "adapter_of", "check_adapter", "describe", "load", "needs_of"]
+__all__ = [
+    "AdapterSlots",
+    "Model",
+    "Needs",
+    "adapter_of",
+    "check_adapter",
+    "check_draft_head",
+    "describe",
+    "load",
+    "needs_of",
+]
 
 
 _NO_HEAD = "take another --speculative-algorithm than NEXTN"
@@ -79,6 +89,12 @@ def needs_of(
     """Return the weights of the model, or of a rank's share, and the caches of its layers, with this room for adapters;
     see `describe`. Raises ConfigError if the model is not built for ranks, or they cannot divide it."""
     return dry_build(describe(config, draft_head=draft_head), adapters, share)
+
+
+def check_draft_head(checkpoint: Checkpoint) -> None:
+    """Raise ModelError if a checkpoint, opened with its draft head, has none."""
+    if not checkpoint.num_draft_heads:
+        raise ModelError(f"{checkpoint.path}: no draft head (MTP, NextN) is in these files: {_NO_HEAD}")
 
 
 def adapter_of(folder: Path, config: ModelConfig, *, layers: Mapping[str, Shape], max_rank: int) -> Adapter:
@@ -139,8 +155,8 @@ def load(
     than the configuration has, and if the context is longer than the model's. Raises ConfigError as `needs_of`.
     """
     spec = describe(checkpoint.config, draft_head=draft_head)
-    if draft_head and not checkpoint.num_draft_heads:
-        raise ModelError(f"{checkpoint.path}: no draft head (MTP, NextN) is in these files: {_NO_HEAD}")
+    if draft_head:
+        check_draft_head(checkpoint)
     params = dry_build(spec, share=share).params
     check_names(checkpoint, params)
     num_positions = spec.max_positions if context_length is None else context_length

@@ -11,6 +11,7 @@ import torch
 
 from forebay import models
 from forebay.base.errors import ModelError
+from forebay.engine.lifecycle.model_shape import read_shape
 from forebay.families.checkpoint import open_checkpoint
 from forebay.models import needs_of
 from tests.models.drive import Driver
@@ -121,6 +122,16 @@ def test_files_without_a_draft_head_and_types_that_have_none_are_refused(tiny, l
     for case, told in (("qwen3_5_text", "no draft head"), ("llama", "of type llama")):
         with pytest.raises(ModelError, match=told):
             load_headed(tiny(case).path)
+
+
+def test_the_shape_of_files_without_a_draft_head_is_not_one_with_it(tiny, headed, tmp_path):
+    """So that a plan does not say of files that they draft, if a server would refuse them."""
+    path = tiny("qwen3_5_text").path
+    with pytest.raises(ModelError, match="no draft head"):
+        read_shape(path, True)
+    own = read_shape(headed("qwen3_5_text").path, True)
+    (tmp_path / "config.json").write_bytes((path / "config.json").read_bytes())
+    assert read_shape(tmp_path, True).needs.cache_specs == own.needs.cache_specs  # what is not there may have one
 
 
 def test_a_draft_head_of_other_layers_is_refused(headed):

@@ -35,13 +35,16 @@ class Shape(NamedTuple):
 def read_shape(path: Path, draft_head: bool, mmproj: Path | None = None, rank: int = 0, num_ranks: int = 1) -> Shape:
     """Read the shape of the checkpoint at `path`, with its draft head if `draft_head`, or of what one of several ranks
     has of it. The weights are those of its encoder of pictures, too, for a GGUF model in the file `mmproj`. Raises
-    ModelError, and ConfigError if so many ranks cannot divide the model."""
-    from forebay.models import needs_of  # brings torch, which nothing but this needs here
+    ModelError, also if the weights are there without the draft head, and ConfigError if so many ranks cannot divide the
+    model."""
+    from forebay.models import check_draft_head, needs_of  # bring torch, which nothing but this needs here
     from forebay.ops.exchange import Share  # as above
 
     path = model_file(path)
     config = _model_config(path) if mmproj is None else open_checkpoint(path, mmproj=mmproj).config
     needs = needs_of(config, draft_head=draft_head, share=Share(rank=rank, size=num_ranks))
+    if draft_head and (path.suffix == ".gguf" or has_weights(path)):
+        check_draft_head(open_checkpoint(path, draft_head=True))
     return Shape(config, needs, WeightShapes.of(_kinds(path, config, needs, mmproj)))
 
 
