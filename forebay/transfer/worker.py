@@ -17,6 +17,7 @@ from forebay.base.errors import ConfigError, EngineError
 from forebay.base.exposure import is_loopback
 from forebay.config.engine_config import Chaos, DisaggregationOptions, EngineConfig
 from forebay.formats.identity import weights_digest
+from forebay.memory.kv_allocator import KV
 from forebay.pools.cache_pool import CachePool
 from forebay.requests.pieces import KindShape
 from forebay.requests.transfers import Decline, Event, Offer, Order, Send, Span, Withdraw
@@ -56,6 +57,8 @@ class Worker:
 
     def submit(self, order: Order) -> None:
         """Carry out an order on the thread of sessions; from any thread."""
+        if isinstance(order, Offer | Send):
+            order = msgspec.structs.replace(order, spans=self._kept(order.spans))
         nonce = order.ticket.nonce if isinstance(order, Offer | Decline | Send | Withdraw) else None
         self._loop.call(partial(self._handle, order, nonce))
 
@@ -83,7 +86,11 @@ class Worker:
 
     def pattern(self, spans: Mapping[str, Span], num_tokens: int) -> Pattern:
         """Return a pattern through places that only the caller uses."""
-        return Pattern(self._engine.shapes, self._engine.memory, self.layout.columns, spans, num_tokens)
+        return Pattern(self._engine.shapes, self._engine.memory, self.layout.columns, self._kept(spans), num_tokens)
+
+    def _kept(self, spans: Mapping[str, Span]) -> dict[str, Span]:
+        """Return the places without pages of KV if the model keeps no KV: a sequence has pages all the same."""
+        return {kind: span for kind, span in spans.items() if kind != KV or KV in self._engine.shapes}
 
     @property
     def layout(self) -> Layout:

@@ -4,6 +4,13 @@ from tests.mutants.mutant import Mutant
 
 TRANSFER = (
     Mutant(
+        "C21 pages of a model that keeps no KV are not sent",
+        "transfer/worker.py",
+        "if kind != KV or KV in self._engine.shapes",
+        "if kind",
+        "transfer/test_pattern.py::test_pattern_of_a_model_that_keeps_no_kv_leaves_its_pages_out",
+    ),
+    Mutant(
         "C22 a frame without the session's seal is refused",
         "transfer/wire/framing.py",
         "        if not hmac.compare_digest(mac(self._key, header, body), given):",

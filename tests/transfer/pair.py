@@ -166,11 +166,12 @@ def first_read(half: Half, kind: str, num_tokens: int) -> int:
 
 
 def spans_of(half: Half, num_tokens: int, *, start: int = 0, seed: int = 0) -> dict[str, Span]:
-    """Pages anywhere for so many tokens, window pages for the last, and one slot of what a sequence has whole."""
+    """Pages anywhere for so many tokens, also of a model that keeps no KV, window pages for the last, and one slot of
+    what a sequence has whole."""
     rng = np.random.default_rng(seed)
     size, found = half.cache.page_size, {}
     for kind, table in half.cache.tables.items():
-        if not list(table.tensors):
+        if not list(table.tensors) and kind != "kv":  # pages are named of every sequence
             continue
         if not has_pages(kind):
             found[kind] = Span(start=0, ids=rng.integers(1, half.cache.num_ids[kind], 1))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from forebay.config.engine_config import DisaggregationMode
+from forebay.pools.cache_spec import RecurrentState
 from forebay.requests.transfers import Span
 from forebay.transfer.pattern import Pattern
 from forebay.transfer.session.layout import columns_of
@@ -84,3 +85,15 @@ def test_pattern_reports_no_more_regions_than_a_reader_wants() -> None:
         tensor ^= 0xFF
     made.transfers.close()
     assert len(raw(made, "kv")) > len(pattern.wrong()) == 8
+
+
+def test_pattern_of_a_model_that_keeps_no_kv_leaves_its_pages_out() -> None:
+    made = half(DisaggregationMode.DECODE, [spec for spec in EVERYTHING if isinstance(spec, RecurrentState)])
+    try:
+        spans = spans_of(made, NUM_TOKENS)
+        assert spans.keys() == {"kv", "state"}
+        pattern = made.transfers.pattern(spans, NUM_TOKENS)
+        pattern.write()
+        assert pattern.wrong() == []
+    finally:
+        made.transfers.close()
