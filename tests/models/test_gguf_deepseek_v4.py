@@ -170,7 +170,7 @@ def test_metadata_of_deepseek_v4_say_what_the_configuration_said(original, tmp_p
 
 def test_blocks_of_deepseek_v4_that_draft_are_left_out(first, load, tmp_path):
     config = open_checkpoint(first.path).config
-    drafts = {"nextn.eh_proj": (48, 96), "nextn.enorm": (48,), "attn_norm": (48,), "attn_q_a": (24, 48)}
+    drafts = {"nextn.e_proj": (48, 48), "nextn.enorm": (48,), "nextn.hc_head_fn": (2, 96), "attn_norm": (48,)}
     more = {f"blk.4.{name}.weight": np.ones(shape, np.float32) for name, shape in drafts.items()}
     limits = [config.experts.limit] * 5
     counts = {"block_count": 5, "swiglu_clamp_exp": limits, "swiglu_clamp_shexp": limits}

@@ -199,7 +199,7 @@ def test_gguf_blocks_that_draft_are_left_out(case, load, tmp_path):
         ("glm4_moe", {"expert_gating_func": 1}, "gating function 1"),
         ("glm4_moe", {"nextn_predict_layers": 3}, "3 of 3 blocks"),
         ("glm4_moe", {"expert_group_count": 5}, "n_group"),
-        ("glm4_moe_lite", {"nextn_predict_layers": True}, "True of 3 blocks draft"),
+        ("glm4_moe_lite", {"nextn_predict_layers": True}, "nextn_predict_layers is True of 3 blocks"),
         ("hy_v3", {"expert_weights_norm": False}, "do not sum to 1"),
         ("hy_v3", {"expert_shared_feed_forward_length": 25}, "no multiple of 24"),
         ("dots1-gguf", {"attention.sliding_window": 6}, "sliding_window"),

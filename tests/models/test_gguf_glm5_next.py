@@ -166,7 +166,8 @@ def test_indexers_of_glm5_next_are_in_all_layers_of_a_file_that_does_not_say(fir
         ({"expert_gating_func": 1}, "gating function 1"),
         ({"swiglu_clamp_exp": None, "swiglu_clamp_shexp": None}, "swiglu_clamp_exp"),
         ({"swiglu_clamp_shexp": [0.7] * 4}, "swiglu_clamp_shexp"),
-        ({"nextn_predict_layers": 4}, "blocks draft"),
+        ({"nextn_predict_layers": 4}, "nextn_predict_layers"),
+        ({"nextn_predict_layers": 1}, "nextn_predict_layers"),
         ({"block_count": 1 << 20}, "block_count"),
     ],
 )

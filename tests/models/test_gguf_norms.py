@@ -206,7 +206,7 @@ def test_blocks_of_mimo_that_draft_are_left_out(tiny, load, tmp_path):
         ("mimo_v2_flash-pattern", {"attention.head_count_kv": [2] * 7}, "twice"),
         ("mimo_v2_flash-pattern", {"attention.head_count_kv": 2}, "head_count_kv"),
         ("mimo_v2_flash-pattern", {"attention.sliding_window_pattern": [True] * 3}, "sliding_window_pattern"),
-        ("mimo_v2_flash-pattern", {"nextn_predict_layers": 7}, "blocks that draft"),
+        ("mimo_v2_flash-pattern", {"nextn_predict_layers": 7}, "nextn_predict_layers is 7 of 7 blocks"),
         ("mimo_v2_flash-pattern", {"block_count": 1 << 20}, "block_count"),
         ("mimo_v2_flash-pattern", {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}, "scaled rope"),
     ],

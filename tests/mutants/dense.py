@@ -118,9 +118,9 @@ DENSE: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "C33 blocks of a GGUF file that draft are not among the model's layers",
-        "families/exaone_moe/gguf.py",
-        "int(layer[1]) >= config.num_layers",
-        "int(layer[1]) > config.num_layers",
+        "families/parts/gguf/latent.py",
+        "int(layer) >= config.num_layers",
+        "int(layer) > config.num_layers",
         "models/test_gguf_dense.py::test_blocks_that_draft_are_left_out",
     ),
     Mutant(

@@ -8,12 +8,11 @@ import numpy as np
 
 from forebay.base.errors import brief
 from forebay.families.base.architecture import TOP_NAMES, YARN_KEYS, Architecture, Header, Tensors, expert_names, within
-from forebay.families.parts.gguf.latent import DRAFT, leave_out_draft, without_draft
+from forebay.families.parts.gguf.latent import DRAFT, DRAFTING, leave_out_draft, without_draft
 from forebay.families.parts.gguf.streams import INDEX, LIMITS, MIXING, STREAMS, bare, limit
 
 _SQRT_SOFTPLUS: Final = 4  # llama.cpp's number of that gating function
 _RATIOS: Final = "attention.compress_ratios"
-_DRAFTING: Final = "nextn_predict_layers"
 _COMPRESSOR: Final = {"kv": "wkv", "gate": "wgate", "ape": "ape", "norm": "norm"}
 _MATRICES: Final = {"ffn_gate": "w1", "ffn_up": "w3", "ffn_down": "w2"}
 _ATTENTION: Final = {
@@ -30,6 +29,7 @@ _ATTENTION: Final = {
     "indexer.proj": "indexer.weights_proj",
     **within("indexer.compressor", {f"indexer_compressor_{stored}": name for stored, name in _COMPRESSOR.items()}),
 }
+_JOINS: Final = ("e_proj", "h_proj", "hc_head_fn", "hc_head_base", "hc_head_scale")  # that drafting blocks have
 _HEAD: Final = within("model.hc_head", {f"output_hc_{kind}": f"hc_{kind}" for kind in ("fn", "base", "scale")})
 
 
@@ -38,7 +38,7 @@ def _configure(header: Header) -> None:
     if own.get("expert_gating_func") != _SQRT_SOFTPLUS:
         raise header.wrong(f"the expert gating function {brief(own.get('expert_gating_func'))} is not supported")
     config["swiglu_limit"] = limit(header)
-    if header.has("nextn.eh_proj.weight"):  # files without such blocks may count them
+    if header.has("nextn.enorm.weight"):  # files without such blocks may count them
         leave_out_draft(header)
     ratios = own.get(_RATIOS)
     config["compress_ratios"] = ratios.tolist() if isinstance(ratios, np.ndarray) else ratios
@@ -64,6 +64,7 @@ ARCHITECTURES: Final = {
             **within("ffn.shared_experts", {f"{stored}_shexp": name for stored, name in _MATRICES.items()}),
             **MIXING,
             **DRAFT,
+            **{f"nextn.{name}": name for name in _JOINS},
         },
         top_names={**TOP_NAMES, **_HEAD},
         keys={
@@ -80,7 +81,7 @@ ARCHITECTURES: Final = {
             "hash_layer_count": "num_hash_layers",
             "rope.dimension_count": "qk_rope_head_dim",
         },
-        checked=(_RATIOS, *LIMITS, _DRAFTING, *YARN_KEYS, "expert_gating_func"),
+        checked=(_RATIOS, *LIMITS, DRAFTING, *YARN_KEYS, "expert_gating_func"),
         configure=_configure,
         reorder=without_draft,
         restore=_restore,

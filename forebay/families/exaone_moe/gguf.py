@@ -1,35 +1,19 @@
 from __future__ import annotations
 
-import re
-from typing import Any, Final
+from typing import Final
 
-from forebay.base.errors import brief
 from forebay.families.base.architecture import ATTENTION, EXPERTS, Architecture, Header, Tensors
 from forebay.families.parts.gguf import exaone as exaone4
-from forebay.families.parts.gguf.latent import NAMES
-
-_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
-_DRAFT: Final = ("eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm")
+from forebay.families.parts.gguf.latent import DRAFT, DRAFTING, NAMES, leave_out_draft, without_draft
 
 
 def _configure(header: Header) -> None:
     """The last blocks may draft tokens: they are not among the model's layers."""
     own, config = header.own, header.config
     header.check_sigmoid()
-    drafting, blocks = own.get("nextn_predict_layers", 0), len(header.layers)
-    if type(drafting) is not int or not 0 <= drafting < blocks:
-        raise header.wrong(f"{brief(drafting)} of {blocks} blocks draft tokens")
-    config["num_hidden_layers"] = blocks - drafting
+    leave_out_draft(header)
     exaone4.configure(header)
     config["norm_topk_prob"] = bool(own.get("expert_weights_norm", False))
-
-
-def _without_drafting(tensors: Tensors, config: Any) -> Tensors:
-    def drafts(name: str) -> bool:
-        layer = _LAYER.match(name)
-        return layer is not None and int(layer[1]) >= config.num_layers
-
-    return {name: tensor for name, tensor in tensors.items() if not drafts(name)}
 
 
 def _restore(tensors: Tensors) -> Tensors:
@@ -39,7 +23,7 @@ def _restore(tensors: Tensors) -> Tensors:
 
 ARCHITECTURES: Final = {
     "exaone-moe": Architecture(
-        block_names={**NAMES, **ATTENTION, **EXPERTS, **{f"nextn.{name}": name for name in _DRAFT}},
+        block_names={**NAMES, **ATTENTION, **EXPERTS, **DRAFT},
         keys={
             "attention.sliding_window": "sliding_window",
             "expert_shared_count": "num_shared_experts",
@@ -53,10 +37,10 @@ ARCHITECTURES: Final = {
             "expert_gating_func",
             "expert_shared_feed_forward_length",
             "expert_weights_norm",
-            "nextn_predict_layers",
+            DRAFTING,
         ),
         configure=_configure,
-        reorder=_without_drafting,
+        reorder=without_draft,
         restore=_restore,
     )
 }

@@ -16,6 +16,7 @@ from forebay.families.parts.gguf.kimi_delta import DELTA_KEYS, DELTA_NAMES, rest
 from forebay.families.parts.gguf.latent import (
     CHECKED,
     DRAFT,
+    DRAFTING,
     KEYS,
     NAMES,
     configure_latent,
@@ -26,7 +27,6 @@ from forebay.families.parts.gguf.latent import (
 from forebay.families.parts.gguf.streams import INDEX, LIMITS, MIXING, STREAMS, bare, limit
 from forebay.families.parts.sparse_latent import FULL_INDEXER, SHARED_INDEXER
 
-_DRAFTING: Final = "nextn_predict_layers"
 _LEADING: Final = "leading_dense_block_count"
 _TAIL: Final = "attention.indexer.kpool_select_tail"
 _INDEXERS: Final = "attention.indexer.types"
@@ -106,7 +106,7 @@ ARCHITECTURES: Final = {
             "attention.indexer.kpool": "index_kpool",
             "kda.gate_lower_bound": "linear_lower_bound",
         },
-        checked=(*CHECKED, *LIMITS, _DRAFTING, _TAIL, _INDEXERS, _INDEX_EPS, _UNUSED),
+        checked=(*CHECKED, *LIMITS, DRAFTING, _TAIL, _INDEXERS, _INDEX_EPS, _UNUSED),
         configure=_configure,
         reorder=without_draft,
         restore=_restore,

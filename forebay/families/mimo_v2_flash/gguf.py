@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 import numpy as np
@@ -10,11 +9,8 @@ import numpy as np
 from forebay.base.errors import brief
 from forebay.families.base.architecture import ATTENTION, EXPERTS, MLP, Architecture, Header, Tensors
 from forebay.families.config.transformer import FULL, SLIDING
-from forebay.families.mimo_v2_flash.config import MimoConfig
 from forebay.families.parts.experts import DENSE, SPARSE
-
-_LAYER: Final = re.compile(r"model\.layers\.(\d{1,6})\.")
-_DRAFTS: Final = ("eh_proj", "enorm", "hnorm", "shared_head_norm", "shared_head_head", "embed_tokens")
+from forebay.families.parts.gguf.latent import DRAFT, DRAFTING, leave_out_draft, without_draft
 
 _NAMES: Final = {
     **ATTENTION,
@@ -24,7 +20,7 @@ _NAMES: Final = {
     "attn_sinks": "self_attn.sinks",
     "ffn_norm": "post_attention_layernorm",
     "exp_probs_b": "mlp.gate.e_score_correction",
-    **{f"nextn.{name}": f"mtp.{name}" for name in _DRAFTS},
+    **DRAFT,
 }
 
 
@@ -33,10 +29,7 @@ def _configure(header: Header) -> None:
     scale of values was written."""
     header.check_sigmoid()
     own, config = header.own, header.config
-    num_drafting = own.get("nextn_predict_layers", 0)
-    if type(num_drafting) is not int or not 0 <= num_drafting < header.whole("block_count"):
-        raise header.wrong(f"{brief(num_drafting)} blocks that draft, of {header.whole('block_count')}")
-    config["num_hidden_layers"] = header.whole("block_count") - num_drafting
+    leave_out_draft(header)
     if "attention.value_scale" not in own:
         raise header.wrong("there is no attention.value_scale: convert the model again with a newer llama.cpp")
     if config.pop("rope_scaling") is not None:
@@ -74,16 +67,6 @@ def _kv_heads(header: Header, kinds: list[str]) -> int:
     return int(count)
 
 
-def _without_drafts(tensors: Tensors, config: MimoConfig) -> Tensors:
-    """Leave out what blocks behind the model's own have."""
-
-    def drafts(name: str) -> bool:
-        layer = _LAYER.match(name)
-        return layer is not None and int(layer[1]) >= config.num_layers
-
-    return {name: tensor for name, tensor in tensors.items() if not drafts(name)}
-
-
 def _restore(tensors: Tensors) -> Tensors:
     """Sinks have no suffix."""
     suffixes = {".sinks.weight": ".sinks", ".e_score_correction.bias": ".e_score_correction_bias"}
@@ -111,12 +94,12 @@ ARCHITECTURES: Final = {
             "attention.sliding_window_pattern",
             "expert_gating_func",
             "expert_weights_norm",
-            "nextn_predict_layers",
+            DRAFTING,
             "rope.dimension_count",
             "rope.freq_base_swa",
         ),
         configure=_configure,
-        reorder=_without_drafts,
+        reorder=without_draft,
         restore=_restore,
     ),
 }

@@ -21,7 +21,6 @@ from forebay.formats.stored_tensor import less_one, one_below_the_other
 
 _TABLE: Final = "per_layer_token_embd"
 _TABLES: Final = f"model.{_TABLE}"
-_DRAFTING: Final = "nextn_predict_layers"
 _LAYERS: Final = "ple.layers"
 _END: Final = "ple.eos_token_id"
 _ROW: Final = "embedding_length_per_layer_input"
@@ -55,8 +54,6 @@ def _gates(stored: str, ours: str) -> dict[str, str]:
 
 
 def _configure(header: Header) -> None:
-    if header.own.get(_DRAFTING) and not header.has("nextn.eh_proj.weight"):
-        raise header.wrong(f"{_DRAFTING} is {brief(header.own[_DRAFTING])}, and no block drafts tokens")
     leave_out_draft(header)
     gated_delta.configure_delta(header)
     header.config.update(
