@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,11 @@ class Pair(Machines):
         """Pull the cable of a machine (`down`), or plug it in (`up`)."""
         subprocess.run(["ip", "-n", self.names[side], "link", "set", f"v{self.names[side]}", state], check=True)
 
+    def has_ended(self, side: str) -> bool:
+        """End the processes of one machine, and return whether none is left."""
+        self.kill(*self.on(side))
+        return not self.on(side)
+
     def on(self, side: str, *words: str) -> list[int]:
         """Return the processes of one machine with all of these words in their arguments."""
         done = subprocess.run(["ip", "netns", "pids", self.names[side]], capture_output=True, text=True, check=True)
@@ -215,7 +221,7 @@ def two_machines(home: Path, folder: Path, cpus: tuple[int, int] = (2, 2)) -> It
         yield pair
     finally:
         for side in "ab":
-            wait_until(lambda side=side: not pair.kill(*pair.on(side)) and not pair.on(side))  # type: ignore[misc]
+            wait_until(partial(pair.has_ended, side))
             subprocess.run(["ip", "netns", "del", pair.names[side]], check=False)
         subprocess.run(["rm", "-rf", str(pair.folder)], check=False)
 

@@ -144,7 +144,7 @@ def _attention(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     ]
     for more in kinds:
         yield PagedCase(seq_lens=[70, 3], query_lens=[6, 1], dtype=dtype, **more).run(ops)
-    q, k, v = normal((9, 12, 20), dtype, seed=1).split(4, dim=1)
+    q, k, v = torch.split(normal((9, 12, 20), dtype, seed=1), 4, dim=1)
     yield ops.attention.paged_attention(q, KvCache(k, v), segments([6, 3], "cpu"), scale=0.3)
 
 
@@ -197,8 +197,16 @@ def _rows(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
 def _selection(ops: Ops, dtype: torch.dtype) -> Iterator[Tensor]:
     """Of keys in the inputs' type and in codes."""
     for int8 in (False, True):
-        lens = {"seq_lens": [9, 150], "query_lens": [9, 2]}
-        case = PagedCase(**lens, q_heads=5, kv_heads=1, head_dim=20, dtype=dtype, int8=int8, seed=4)
+        case = PagedCase(
+            seq_lens=[9, 150],
+            query_lens=[9, 2],
+            q_heads=5,
+            kv_heads=1,
+            head_dim=20,
+            dtype=dtype,
+            int8=int8,
+            seed=4,
+        )
         q, weights = normal((11, 5, 20), dtype, seed=1), normal((11, 5), F32, seed=2)
         keys = KvCache(case.k_cache, case.k_cache, case.k_scale, case.k_scale)
         yield from ops.selection.select_tokens(q, weights, keys, case.paged, 7)

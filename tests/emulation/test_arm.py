@@ -36,7 +36,7 @@ def differences(ours: EmulatedOps, dtype: torch.dtype) -> Iterator[str]:
     for name, case in CASES.items():
         for i, (result, expected) in enumerate(zip(case(ours, dtype), case(theirs, dtype), strict=True)):
             assert result.dtype == expected.dtype, name
-            near = torch.allclose(result.float(), expected.float(), **TOLERANCE[dtype])
+            near = torch.allclose(result.float(), expected.float(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
             if not (near if (name, dtype) in ANOTHER_ROUNDING else torch.equal(result, expected)):
                 yield f"{name}, result {i}: {(result != expected).sum()} of {result.numel()}"
 

@@ -27,7 +27,8 @@ from forebay.engine.frames import Beat, Ready, State, ToEngine
 from forebay.engine.loop.core import EngineCore
 from forebay.formats.quantization import Quantization
 from forebay.requests.step_plan import Launched, StepPlan, StepResult
-from forebay.scheduler.scheduler import Proposer, Scheduler
+from forebay.scheduler.proposer import Proposer
+from forebay.scheduler.scheduler import Scheduler
 from tests.deadlines import HANGS_S
 
 F = TypeVar("F", bound=msgspec.Struct)

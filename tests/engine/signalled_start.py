@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from forebay.engine.lifecycle import packed_cache
 from forebay.formats.quantization import Quantization
@@ -34,8 +35,6 @@ class Sign(logging.Handler):
 def main() -> int:
     """Start the engine and print its outcome; return the exit code."""
     model, folder, signs, speed = map(Path, sys.argv[1:])
-    packed_cache.cache_of_weights = lambda: folder
-    packed_cache.LEAST_BYTES = dict.fromkeys(Quantization, 0)
     logging.getLogger("forebay").addHandler(Sign(signs))
     logging.getLogger("forebay").setLevel(logging.INFO)
     original, computed = NativeLinear.quantize_into, []
@@ -47,7 +46,11 @@ def main() -> int:
             time.sleep(0.01)
         original(ops, values, out, first)
 
-    NativeLinear.quantize_into = quantize_into  # type: ignore[method-assign]
-    core, outcome = start(model)
-    print(json.dumps([len(computed), outcome.split()[0], tokens_of(core, PROMPTS)]))
+    with (
+        patch.object(packed_cache, "cache_of_weights", lambda: folder),
+        patch.object(packed_cache, "LEAST_BYTES", dict.fromkeys(Quantization, 0)),
+        patch.object(NativeLinear, "quantize_into", quantize_into),
+    ):
+        core, outcome = start(model)
+        print(json.dumps([len(computed), outcome.split()[0], tokens_of(core, PROMPTS)]))
     return 0

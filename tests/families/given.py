@@ -17,7 +17,7 @@ GIVEN: Final[dict[str, Any]] = {
     "eos_token_id": 2,
 }
 
-HOSTILE: Final = (
+HOSTILE: Final[tuple[object, ...]] = (
     *(None, True, -1, 0, 3, 2**70, 1.5, float("nan"), float("inf"), 1e300),
     *("x", [], [[]], {}, {"a": 1}, [None] * 8),
 )

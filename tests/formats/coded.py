@@ -42,11 +42,12 @@ def random_codes(form: CodeFormat, outputs: int, inputs: int, seed: int) -> Grou
     floats = form.scales is ScaleType.FLOAT32
     size = 16 / (1 << form.bits) / inputs**0.5 / (largest if form.factors else 1) / (16 if form.levels else 1)
 
-    def numbers(there: bool, kind: ScaleType = ScaleType.FLOAT16) -> np.ndarray | None:
+    def numbers(kind: ScaleType) -> np.ndarray:
         shape = (outputs, inputs // form.group)
         if kind is ScaleType.E8M0:
             return draw.integers(120, 126, shape, dtype=np.uint8)
-        return (draw.normal(size=shape) * size).astype(SCALE_DTYPES[kind]) if there else None
+        values: np.ndarray = (draw.normal(size=shape) * size).astype(SCALE_DTYPES[kind])
+        return values
 
     def bytes_without_nan(shape: tuple[int, int]) -> np.ndarray:
         return draw.choice(np.flatnonzero(np.isfinite(E4M3)), shape).astype(np.uint8)
@@ -63,8 +64,8 @@ def random_codes(form: CodeFormat, outputs: int, inputs: int, seed: int) -> Grou
         codes=bytes_without_nan((outputs, inputs))
         if form.levels is Levels.E4M3
         else draw.integers(0, 1 << form.bits, (outputs, inputs), dtype=np.uint8),
-        scales=numbers(True, form.scales),
-        minimums=numbers(form.minimums),
+        scales=numbers(form.scales),
+        minimums=numbers(ScaleType.FLOAT16) if form.minimums else None,
         factors=factors(True),
         minimum_factors=factors(form.minimums),
     )
@@ -72,9 +73,13 @@ def random_codes(form: CodeFormat, outputs: int, inputs: int, seed: int) -> Grou
 
 def stored(*weights: GroupQuantized) -> StoredCodes:
     """Matrices that are there already, one below the other."""
-    found = joined_codes([stored_codes(w.format, w.shape, lambda w=w: w.rows) for w in weights])
+    found = joined_codes([_stored(each) for each in weights])
     assert found is not None
     return found
+
+
+def _stored(weight: GroupQuantized) -> StoredCodes:
+    return stored_codes(weight.format, weight.shape, lambda: weight.rows)
 
 
 def read(codes: StoredCodes) -> np.ndarray:

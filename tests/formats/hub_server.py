@@ -137,8 +137,14 @@ class _Api(_Handler):
             etag = hub.etag or _git_hash(data)
             return self.send_part(hub, hub.forged.get(name, data), x_repo_commit=COMMIT, etag=f'"{etag}"')
         digest = hashlib.sha256(data).hexdigest()
-        linked = {"x_linked_etag": f'"{digest}"', "x_linked_size": str(len(data))}
-        return self.send(302, b"", x_repo_commit=COMMIT, location=f"{hub.storage_url}/blob/{digest}", **linked)
+        return self.send(
+            302,
+            b"",
+            x_repo_commit=COMMIT,
+            location=f"{hub.storage_url}/blob/{digest}",
+            x_linked_etag=f'"{digest}"',
+            x_linked_size=str(len(data)),
+        )
 
 
 class _Storage(_Handler):

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 import pytest
@@ -124,7 +125,7 @@ def mutated(rng: random.Random, corpus: Sequence[T]) -> T:
 
 def _edited(rng: random.Random, data: T, other: T) -> T:
     """One edit: cut, repeat, insert, swap or overwrite a piece, or cross over with `other`."""
-    nasty: Sequence[Any] = _NASTY_BYTES if isinstance(data, bytes) else _NASTY_TEXT
+    nasty: Sequence[T] = _NASTY_BYTES if isinstance(data, bytes) else _NASTY_TEXT
     start = rng.randint(0, len(data))
     stop = min(len(data), start + rng.choice([1, 1, 2, 4, 16, 64, 1 << 20]))
     before, piece, after = data[:start], data[start:stop], data[stop:]
@@ -163,5 +164,5 @@ def pieces(rng: random.Random, data: T) -> list[T]:
     """`data`, cut anywhere: as it is, in a few parts, or one by one."""
     if rng.random() < 0.1:
         return [data[i : i + 1] for i in range(len(data))]
-    cuts = sorted(rng.randint(0, len(data)) for _ in range(rng.randrange(6)))
-    return [data[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+    cuts = [0, *sorted(rng.randint(0, len(data)) for _ in range(rng.randrange(6))), len(data)]
+    return [data[start:stop] for start, stop in pairwise(cuts)]

@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -87,47 +87,47 @@ def _of_chat(event: dict[str, Any]) -> str:
 
 
 def _routes() -> Iterator[Route]:
+    for streams in (False, True):
+        yield from _routes_of({"stream": streams})
+
+
+def _routes_of(own: Mapping[str, bool]) -> Iterator[Route]:
     greedy = {"temperature": 0, "ignore_eos": True, "max_tokens": LENGTH}
     native = {"temperature": 0.0, "ignore_eos": True, "max_new_tokens": LENGTH}
-    for streams in ({"stream": False}, {"stream": True}):
-        yield Route(
-            "/v1/completions",
-            lambda prompt, own=streams: {"prompt": prompt, **greedy, **own},
-            lambda event: "".join(choice["text"] for choice in event["choices"]),
-        )
-        yield Route(
-            "/v1/chat/completions", lambda prompt, own=streams: {"messages": _chat(prompt), **greedy, **own}, _of_chat
-        )
-        yield Route(
-            "/v1/messages",
-            lambda prompt, own=streams: {"messages": _chat(prompt), "temperature": 0, "max_tokens": LENGTH, **own},
-            _of_message,
-        )
-        yield Route(
-            "/v1/responses",
-            lambda prompt, own=streams: {"input": prompt, "temperature": 0, "max_output_tokens": LENGTH, **own},
-            _of_response,
-        )
-        yield Route(
-            "/generate",
-            lambda prompt, own=streams: {"text": prompt, "sampling_params": native, **own},
-            lambda event: event["text"],
-            "lora_path",
-            is_cumulative=True,
-        )
-        yield Route(
-            "/api/chat",
-            lambda prompt, own=streams: _ollama(messages=_chat(prompt), **own),
-            lambda event: event["message"]["content"],
-        )
-        yield Route(
-            "/api/generate", lambda prompt, own=streams: _ollama(prompt=prompt, **own), lambda event: event["response"]
-        )
-        yield Route(
-            "/completion",
-            lambda prompt, own=streams: {"prompt": prompt, "temperature": 0, "n_predict": LENGTH, **own},
-            lambda event: event["content"],
-        )
+    yield Route(
+        "/v1/completions",
+        lambda prompt: {"prompt": prompt, **greedy, **own},
+        lambda event: "".join(choice["text"] for choice in event["choices"]),
+    )
+    yield Route("/v1/chat/completions", lambda prompt: {"messages": _chat(prompt), **greedy, **own}, _of_chat)
+    yield Route(
+        "/v1/messages",
+        lambda prompt: {"messages": _chat(prompt), "temperature": 0, "max_tokens": LENGTH, **own},
+        _of_message,
+    )
+    yield Route(
+        "/v1/responses",
+        lambda prompt: {"input": prompt, "temperature": 0, "max_output_tokens": LENGTH, **own},
+        _of_response,
+    )
+    yield Route(
+        "/generate",
+        lambda prompt: {"text": prompt, "sampling_params": native, **own},
+        lambda event: event["text"],
+        "lora_path",
+        is_cumulative=True,
+    )
+    yield Route(
+        "/api/chat",
+        lambda prompt: _ollama(messages=_chat(prompt), **own),
+        lambda event: event["message"]["content"],
+    )
+    yield Route("/api/generate", lambda prompt: _ollama(prompt=prompt, **own), lambda event: event["response"])
+    yield Route(
+        "/completion",
+        lambda prompt: {"prompt": prompt, "temperature": 0, "n_predict": LENGTH, **own},
+        lambda event: event["content"],
+    )
     yield Route("/v1/embeddings", lambda prompt: {"input": prompt}, lambda event: event["data"][0]["embedding"])
     yield Route("/api/embed", lambda prompt: {"input": prompt}, lambda event: event["embeddings"])
 

@@ -50,14 +50,15 @@ from forebay.requests.pictures import Picture
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import FinishReason, MissReason, Update
-from forebay.runtime import build_runner
+from forebay.runtime import ModelRunner, build_runner
 from forebay.runtime.host.disk_store import DiskStore
 from forebay.runtime.host.tier_stores import HostStore, TierStore
 from forebay.runtime.model_runner import no_masks
 from forebay.runtime.overlap import OverlappedRunner
 from forebay.runtime.steps.pictures import Encodings
 from forebay.scheduler.handoff import Handoff
-from forebay.scheduler.scheduler import Proposer, Scheduler
+from forebay.scheduler.proposer import Proposer
+from forebay.scheduler.scheduler import Scheduler
 from tests.kinds_of import kind_config
 from tests.models.drive import of_whole_entries
 from tests.pools.caches import cache_types
@@ -132,8 +133,14 @@ class Engine:
         names = adapters or [""] * len(prompts)
         shown = pictures or [()] * len(prompts)
         for request_id, prompt, wanted, name, seen in zip(results, prompts, listed, names, shown, strict=True):
-            own = {"adapter": name, "pictures": tuple(seen), "retentions": list(retentions)}
-            add = AddRequest(request_id=request_id, prompt_token_ids=prompt, params=wanted, **own)
+            add = AddRequest(
+                request_id=request_id,
+                prompt_token_ids=prompt,
+                params=wanted,
+                adapter=name,
+                pictures=tuple(seen),
+                retentions=list(retentions),
+            )
             self._take(results, self.core.add(add))
             for _ in range(apart):
                 self._take(results, self.core.step())
@@ -157,6 +164,7 @@ class Engine:
         """What retracted requests keep in host memory."""
         runner = self.core._runner
         runner = runner._runner if isinstance(runner, OverlappedRunner) else runner
+        assert isinstance(runner, ModelRunner), runner
         return runner.inputs.copies.num_bytes
 
     def flush_cache(self) -> None:
@@ -201,7 +209,7 @@ class Rig:
         self._vocab_size = checkpoint.config.vocab_size
         self._adapters, self._config = adapters or {}, checkpoint.config
         slots = models.AdapterSlots(max_loras=len(self._adapters), max_rank=16, dtype=torch.float32)
-        self._model = models.load(
+        model = models.load(
             checkpoint,
             ops=self.ops,
             dtype=dtype,
@@ -209,6 +217,8 @@ class Rig:
             draft_head=draft_head,
             adapters=slots if adapters else None,
         )
+        assert isinstance(model, Model), "a decoder"
+        self._model = model
         self.encoder = None
         if checkpoint.config.vision is not None:
             device = "cpu"
@@ -221,7 +231,9 @@ class Rig:
         self._draft_model: Model | None = None
         if draft_model is not None:
             beside, first = open_checkpoint(str(draft_model)), len(self._model.cache_specs())
-            self._draft_model = models.load(beside, ops=self.ops, dtype=dtype, first_entry=first)
+            drafts = models.load(beside, ops=self.ops, dtype=dtype, first_entry=first)
+            assert isinstance(drafts, Model), "a decoder"
+            self._draft_model = drafts
 
     def engine(
         self,
@@ -296,12 +308,12 @@ class Rig:
                 slot_bytes={**state.slot_bytes, RING: num_bytes},
             )
         pictures = self._pictures(num_rows_of_pictures, layer_tokens)
-        tiers = {}
+        tiers: dict[str, dict[str, int]] = {}
         for name, tier_tokens in (("host", host_tokens), ("disk", 3200 if disk else 0)):
             if tier_tokens:
                 num_slots = {kind: num * tier_tokens // num_tokens for kind, num in state.num_slots.items()}
-                kept = {kind: num_slots[kind] for kind in ("window", "state") if kind in num_slots}
-                tiers[name] = {"kv": tier_tokens // page_size, **kept}
+                tiers[name] = {kind: num for kind, num in num_slots.items() if kind in ("window", "state")}
+                tiers[name]["kv"] = tier_tokens // page_size
         stores: dict[str, TierStore] = {}
 
         def make_tiers(mover: Mover) -> dict[str, TierStore]:

@@ -81,8 +81,8 @@ def load_for(target: str, path: Path, ops: Ops) -> Assistant:
 
 def behind(ctx: ForwardContext, length: int) -> ForwardContext:
     """What a query at position `length`, behind so many tokens of one row, is told."""
-    one = {"q_start": torch.tensor([0, 1], dtype=torch.int32), "seq_lens": torch.tensor([length], dtype=torch.int32)}
-    pages = {name: replace(ctx.pages(name), **one) for name in ("kv", "window")}
+    q_start, seq_lens = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([length], dtype=torch.int32)
+    pages = {name: replace(ctx.pages(name), q_start=q_start, seq_lens=seq_lens) for name in ("kv", "window")}
     return replace(ctx, positions=torch.tensor([length]), kinds={**ctx.kinds, **pages})
 
 
@@ -110,7 +110,11 @@ def their_drafts(target: Any, assistant: Any, ids: list[int]) -> list[int]:
     with torch.no_grad():
         outputs = target(known[:, :-1], use_cache=False, output_hidden_states=True, return_shared_kv_states=True)
         generator = SinglePositionMultiTokenCandidateGenerator(
-            assistant, target.get_input_embeddings(), GenerationConfig(max_length=1000)
+            assistant,
+            target.get_input_embeddings(),
+            GenerationConfig(max_length=1000),  # type: ignore[no-untyped-call]
         )
-        drafted, _ = generator.get_candidates(known, {}, outputs, is_first_iteration=False, n_last_matches=0)
-    return drafted[0, len(ids) :].tolist()
+        candidates: Any = generator.get_candidates  # declared for tensors of the old types alone
+        drafted, _ = candidates(known, {}, outputs, is_first_iteration=False, n_last_matches=0)
+    found: list[int] = drafted[0, len(ids) :].tolist()
+    return found

@@ -123,6 +123,7 @@ class ChangedKeys:
             if config == checkpoint.config:
                 return logits
         model = models.load(checkpoint, ops=self._ops, dtype=torch.float32)
+        assert isinstance(model, models.Model)
         (logits,) = Driver(model).step([(1, self._ids[: checkpoint.config.max_position_embeddings])])
         self._known.append((checkpoint.config, logits))
         return logits
@@ -131,7 +132,7 @@ class ChangedKeys:
         """None where transformers refuses it as well, fails, or has weights left that it does not use or miss."""
         try:
             config = _their_config(fields)
-            family = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
             model, report = family.from_pretrained(
                 None,
                 config=config,

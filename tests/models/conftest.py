@@ -48,6 +48,8 @@ def tiny() -> Callable[[str], Tiny]:
 @pytest.fixture
 def load(ops: Ops) -> LoadModel:
     def load_float32(path: Path) -> Model:
-        return models.load(open_checkpoint(path), ops=ops, dtype=torch.float32)
+        model = models.load(open_checkpoint(path), ops=ops, dtype=torch.float32)
+        assert isinstance(model, Model), "a decoder"
+        return model
 
     return load_float32

@@ -68,7 +68,7 @@ class Driver:
         """
         ctx, input_ids = self.inputs(batch, snapshots)
         hidden = self.model.forward(ctx, input_ids)
-        return list(self.model.logits(hidden).split([len(ids) for _, ids in batch]))
+        return list(torch.split(self.model.logits(hidden), [len(ids) for _, ids in batch]))
 
     def inputs(
         self, batch: Sequence[tuple[int, Sequence[int]]], snapshots: Sequence[tuple[int, int, int]] = ()
@@ -98,8 +98,7 @@ class Driver:
         kinds = {"kv": full, "window": window, "state": states, "ring": full}
         slots = None if self.slots is None else torch.tensor(self.slots, dtype=torch.int32)[owner]
         rotary = positions.repeat(3, 1) if self.model.mrope else None
-        own = {"rope_positions": rotary, "adapters": slots}
-        ctx = ForwardContext(positions=positions, kinds=kinds, cache=self.cache, **own)
+        ctx = ForwardContext(positions=positions, kinds=kinds, cache=self.cache, rope_positions=rotary, adapters=slots)
         return ctx, torch.tensor(tokens, dtype=torch.int64)
 
     def restart(self, row: int) -> None:

@@ -91,6 +91,7 @@ def write_language_model(path: Path, checkpoint: Checkpoint) -> Path:
     """Write a llama that is beside an encoder, with a vocabulary without merges."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, checkpoint.config.num_layers)
     tensors = {_named(name, names): read_tensor(tensor) for name, tensor in checkpoint.tensors.items()}
+    assert checkpoint.config.vision is not None, "it has no encoder"
     tokens = vocabulary(checkpoint.config.vision.kind)["tokenizer.ggml.tokens"]
     return write_gguf(path, common_metadata(checkpoint.config), tensors, extra={"tokenizer.ggml.tokens": tokens})
 
@@ -153,11 +154,12 @@ def _sizes(vision: Any) -> dict[str, int]:
 
 
 def _edge(size: Any) -> int:
-    return size[0] if isinstance(size, list | tuple) else size
+    return int(size[0] if isinstance(size, list | tuple) else size)
 
 
 def _depth(vision: Any) -> int:
-    return getattr(vision, "depth", None) or getattr(vision, "num_hidden_layers", 0)
+    depth: int = getattr(vision, "depth", 0) or getattr(vision, "num_hidden_layers", 0)
+    return depth
 
 
 def _means(outer: str) -> tuple[list[float], list[float]]:
@@ -234,9 +236,9 @@ def _of_qwen(name: str, values: Array, config: Any, names: gguf.TensorNameMap) -
         layer = config.vision_config.deepstack_visual_indexes[int(number)]
         yield f"v.deepstack.{layer}.{part.replace('linear_', '')}.{kind}", values
     elif name.startswith("visual.merger.") and not config.model_type.startswith("qwen2"):
-        own = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
+        published = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
         part, kind = name.split(".")[2:]
-        yield f"{own[part]}.{kind}", values
+        yield f"{published[part]}.{kind}", values
     else:
         yield _named(name, names), values
 

@@ -65,9 +65,11 @@ def fate_of(case: str, name: str, value: Any) -> tuple[Fate, float]:
             return Fate.REFUSED, 0.0
         try:
             oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-            expected: Tensor = oracle.eval()(torch.tensor([IDS]), use_cache=False).logits[0]
+            oracle.eval()  # type: ignore[no-untyped-call]
+            expected: Tensor = oracle(torch.tensor([IDS]), use_cache=False).logits[0]
         except Exception:  # whatever its reason
             return Fate.NO_ORACLE, 0.0
+        assert isinstance(model, models.Model)
         (found,) = Driver(model).step([(1, IDS)])
     if not expected.isfinite().all():
         return Fate.NO_ORACLE, math.inf

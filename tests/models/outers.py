@@ -76,7 +76,7 @@ _GEMMA4: Final = _SIGLIP | {
     "rope_parameters": {"rope_type": "axial", "rope_theta": 7.0},
 }
 # transformers takes the placeholder in a text for padding: no text of a test has it.
-_GEMMA4_TOKENS: Final = {"image_token_id": 7, "boi_token_id": 6, "eoi_token_id": 5}
+_GEMMA4_TOKENS: Final[dict[str, Any]] = {"image_token_id": 7, "boi_token_id": 6, "eoi_token_id": 5}
 _GEMMA4_UNIFIED: Final = {
     "global_head_dim": 20,
     "attention_k_eq_v": True,
@@ -311,7 +311,7 @@ OUTERS: Final[dict[str, Case]] = {
 def _towers_of_gemma3n() -> Iterator[None]:
     """Inside, a matrix stands for each of Gemma 3n's encoders, of which texts need nothing, and transformers a package
     that is not here."""
-    made = AutoModel.from_config
+    made: Any = AutoModel.from_config
 
     def from_config(config: Any, **options: Any) -> Any:
         tower = config.model_type in ("gemma3n_vision", "gemma3n_audio")
@@ -327,7 +327,8 @@ def make_outer(case: Case, *, seed: int = 0, **more: Any) -> Any:
     text = {**BASE, **case.fields, "model_type": case.text}
     config = AutoConfig.for_model(case.outer, text_config=text, vision_config=dict(case.vision), **case.more, **more)
     with _towers_of_gemma3n():
-        oracle = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+        make: Any = AutoModelForImageTextToText.from_config
+        oracle = make(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in oracle.named_parameters():

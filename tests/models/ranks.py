@@ -36,8 +36,14 @@ def exchanges_of(ops: Sequence[Ops]) -> Sequence[Exchange]:
 
 def model_of(path: Path, ops: Ops, exchange: Exchange = ALONE, quantization: Quantization = Quantization.NONE) -> Model:
     """The model in a folder or file, or the share of the rank that exchanges so."""
-    options = {"dtype": torch.float32, "quantization": quantization, "context_length": 64}
-    model = models.load(open_checkpoint(path), ops=ops, share=share_of(exchange), **options)
+    model = models.load(
+        open_checkpoint(path),
+        ops=ops,
+        share=share_of(exchange),
+        dtype=torch.float32,
+        quantization=quantization,
+        context_length=64,
+    )
     assert isinstance(model, Model)
     return model
 

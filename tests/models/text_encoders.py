@@ -129,11 +129,13 @@ class TinyEncoder:
 
     def hidden(self, ids: Sequence[int]) -> Tensor:
         """Return the hidden states of one text, [tokens, hidden size]; of ids from VOCAB on the kind is another."""
-        return self._run(ids).last_hidden_state[0]
+        states: Tensor = self._run(ids).last_hidden_state[0]
+        return states
 
     def logits(self, ids: Sequence[int]) -> Tensor:
         """Return the logits of the head: [labels], or [tokens, labels]."""
-        return self._run(ids).logits[0]
+        logits: Tensor = self._run(ids).logits[0]
+        return logits
 
     def _run(self, ids: Sequence[int]) -> Any:
         given = torch.tensor([ids])
@@ -151,7 +153,8 @@ def make_encoder(
     config = AutoConfig.for_model(model_type, **{**base, **own, **changes}, num_labels=num_labels)
     config._attn_implementation = "eager"
     generator = torch.Generator().manual_seed(seed)
-    model = HEADS[head].from_config(config).eval()
+    model: Any = HEADS[head].from_config(config)  # type: ignore[no-untyped-call]
+    model.eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             center = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
@@ -194,7 +197,7 @@ def _compute(model: Network, texts: Sequence[Sequence[int]], device: str) -> lis
     cache = CachePool((), cache_types(torch.float32), page_size=64, num_slots={"kv": len(texts)}, device=device)
     ctx = ForwardContext(positions=positions, kinds={"kv": full}, cache=cache)
     hidden = model.forward(ctx, torch.tensor([token for ids in texts for token in ids], dtype=torch.int64))
-    return list(hidden.split(counts.tolist()))
+    return list(torch.split(hidden, counts.tolist()))
 
 
 def write_tokenizer(folder: Path) -> None:

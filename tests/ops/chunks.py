@@ -51,7 +51,7 @@ def parts(case: Case, table: Tensor, like: Inputs) -> Iterator[tuple[str, Tensor
     offsets = part_offsets(state_bytes, [size * like[name].element_size() for name, size in sizes.items()])
     for (name, size), offset in zip(sizes.items(), offsets, strict=False):
         first = offset // like[name].element_size()
-        yield name, table.view(like[name].dtype)[:, first : first + CHUNK * size].unflatten(1, (CHUNK, size))
+        yield name, table.view(like[name].dtype)[:, first : first + CHUNK * size].view(-1, CHUNK, size)
 
 
 def clear_stale(case: Case, table: Tensor, lengths: Mapping[int, int], like: Inputs) -> Tensor:
@@ -67,7 +67,8 @@ def states_of(case: Case, table: Tensor, lengths: Mapping[int, int], like: Input
     """The states of slots behind all their tokens, computed by the reference from the open chunk's inputs."""
     if not kept(case):
         return table
-    states = table[:, : torch.Size(case.state_shape()).numel()].unflatten(1, case.state_shape()).clone()
+    whole = table[:, : torch.Size(case.state_shape()).numel()]
+    states = whole.reshape(len(table), *case.state_shape()).clone()
     by_name = dict(parts(case, table, like))
     for slot, length in lengths.items():
         count = length % CHUNK

@@ -40,4 +40,5 @@ def each_ops(request: pytest.FixtureRequest) -> Ops:
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    return request.param
+    chosen: torch.dtype = request.param
+    return chosen

@@ -11,13 +11,13 @@ from torch import Tensor
 from forebay.ops.reference.attention import LARGEST_CODE, KvCache, PagedKv
 
 # bfloat16 keeps 8 bits: one rounding of two results that differ in the last float32 bits is up to 2^-8 apart.
-TOLERANCE = {torch.float32: {"rtol": 2e-5, "atol": 2e-5}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 1.6e-2}}
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1.6e-2}  # relative and absolute
 
 
 def assert_close(actual: Tensor, expected: Tensor, *, state_dtype: torch.dtype = torch.float32) -> None:
     """`state_dtype`: what was in between, in which one rounding may have gone the other way."""
     coarsest = min(expected.dtype, state_dtype, key=lambda dtype: dtype.itemsize)
-    torch.testing.assert_close(actual, expected, **TOLERANCE[coarsest])
+    torch.testing.assert_close(actual, expected, rtol=TOLERANCE[coarsest], atol=TOLERANCE[coarsest])
 
 
 def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
@@ -132,7 +132,8 @@ class PagedCase:
         if self.pictures:
             ahead = [self._ahead(i)[a:b] for i, (a, b) in zip(chosen, spans, strict=True)]
             options["ahead"] = torch.cat(ahead)
-        return ops.attention.paged_attention(q, self.cache, self._pages(chosen, spans), **options)
+        attended: Tensor = ops.attention.paged_attention(q, self.cache, self._pages(chosen, spans), **options)
+        return attended
 
     def _ahead(self, sequence: int) -> Tensor:
         ahead = torch.zeros(self.seq_lens[sequence], dtype=torch.int32)

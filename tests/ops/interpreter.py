@@ -53,7 +53,7 @@ def _interpreted(builtin: Any) -> Any:
     return call
 
 
-class _Scope(_PlainScope):
+class _Scope(_PlainScope):  # type: ignore[misc]
     """What a kernel and the functions that it calls have patched, until it is restored.
 
     Triton forgets the scopes of functions. What these patched stayed so, and kernels of the process that were compiled

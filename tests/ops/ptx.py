@@ -305,10 +305,12 @@ def _exchange(ops: Any) -> None:
 
 def _segments(ops: Any) -> None:
     """Attention of an encoder."""
+    import torch
+
     from forebay.ops.reference.attention import KvCache, segments
     from tests.ops.triton_compile import zeros
 
-    q, k, v = zeros(300, 3 * 12, 64).split(12, dim=1)
+    q, k, v = torch.split(zeros(300, 3 * 12, 64), 12, dim=1)
     ops.attention.paged_attention(q, KvCache(k, v), segments([200, 100], "cpu"), scale=0.1)
 
 

@@ -92,7 +92,7 @@ class OnDevice:
             return tensor.to(self._device)
         key = (storage.data_ptr(), tensor.itemsize)
         if key not in there:
-            whole = torch.empty(0, dtype=tensor.dtype).set_(storage)  # type: ignore[call-overload]
+            whole = torch.empty(0, dtype=tensor.dtype).set_(storage)
             there[key] = whole.to(self._device)
         return there[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 

@@ -61,7 +61,7 @@ class FakeGpu(DispatchMode):
     """While it is open, ops are accesses of the current stream, or of the host if all their memory is the host's."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.clocks: dict[str, Clock] = {}
         self.current = FakeStream(self, "steps")
         self._num_streams = 0
@@ -128,8 +128,9 @@ class FakeGpu(DispatchMode):
     def _key(self, tensor: Tensor) -> int:
         """Return what identifies the memory of a tensor for as long as this is open."""
         storage = tensor.untyped_storage()
-        self._storages.setdefault(storage._cdata, storage)
-        return storage._cdata
+        address: int = storage._cdata
+        self._storages.setdefault(address, storage)
+        return address
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -21,8 +21,9 @@ from forebay.text.tokenizer import Tokenizer
 from tests import loopback
 from tests.deadlines import HANGS_S, POLL_S
 from tests.proven import Proven
-from tests.server.conftest import CONFIG, MODEL, Running, start
+from tests.server.conftest import Running, start
 from tests.server.fake_engine import FakeEngine
+from tests.server.served import CONFIG, MODEL
 from tests.text.tiny_tokenizer import tiny_tokenizer
 
 PREFILL = replace(MODEL, mode=DisaggregationMode.PREFILL)
@@ -90,7 +91,11 @@ def start_router(
         router = box["router"] = Router(config, members)
         box["loop"], box["stop"] = asyncio.get_running_loop(), asyncio.Event()
         await members.health.check_all()  # and not every second: the tests say when
-        on_ready = lambda url: (box.update(url=url), started.set())  # noqa: E731
+
+        def on_ready(url: str) -> None:
+            box["url"] = url
+            started.set()
+
         await listen(
             config, create_app(router), router.lifecycle, router, sock=sock, on_ready=on_ready, stop=box["stop"]
         )

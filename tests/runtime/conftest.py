@@ -11,6 +11,7 @@ from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter
 from forebay.ops import Ops
 from forebay.pools.regions import Regions
+from forebay.runtime.drafts.head import DraftHead
 from forebay.runtime.graphs.backends import Eager, graphs_for
 from tests.kernels import NATIVE
 from tests.models.tiny import VOCAB
@@ -48,7 +49,9 @@ def drafting(request: pytest.FixtureRequest) -> Callable[[Callable[[Ops], Drafte
 
 def kept_by_head(plans: HybridPlanner, row: int) -> torch.Tensor:
     """The head's hidden state, of the last token but one of those known, beside the last."""
-    hidden: torch.Tensor = plans.runner.proposer.head.kept["hidden"][row]
+    proposer = plans.runner.proposer
+    assert isinstance(proposer, DraftHead), proposer
+    hidden: torch.Tensor = proposer.head.kept["hidden"][row]
     return hidden
 
 

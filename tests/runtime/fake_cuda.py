@@ -28,7 +28,7 @@ class Calls(DispatchMode):
     """Records what a step does. Kernels of Triton are seen while `Calls` is open, those of the interpreter included."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.made: list[object] = []
 
     def __enter__(self) -> Calls:

@@ -20,8 +20,8 @@ from forebay.ops.reference.recurrence import StateBatch
 from forebay.pools.cache_pool import StateLayer
 from forebay.pools.cache_spec import CacheSpec, RecurrentState, SlidingWindow
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.step_plan import HostCopy, StepPlan, StepResult
-from forebay.runtime import LaunchedStep, ModelRunner, build_runner
+from forebay.requests.step_plan import HostCopy, Launched, StepPlan, StepResult
+from forebay.runtime import ModelRunner, build_runner
 from tests.plans import changed
 from tests.pools.caches import cache_types
 from tests.runtime.fake_model import CONTEXT, HIDDEN, NUM_ROWS, PAGE_SIZE, PAGES_PER_ROW, VOCAB, FakeModel, best_ops
@@ -239,7 +239,7 @@ class HybridPlanner(Planner):
         extends: Sequence[tuple[int, int]] = (),
         decodes: Sequence[Decode] = (),
         snapshots: Sequence[tuple[int, int, int]] = (),
-    ) -> LaunchedStep:
+    ) -> Launched:
         return self.runner.launch(self.plan(extends, decodes, snapshots))
 
     def step(

@@ -9,8 +9,8 @@ import numpy as np
 
 from forebay.memory.slots import PAD
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.step_plan import Admission, StepPlan, StepResult
-from forebay.runtime import LaunchedStep, ModelRunner
+from forebay.requests.step_plan import Admission, Launched, StepPlan, StepResult
+from forebay.runtime import ModelRunner
 from tests.plans import plan_of
 
 Decode = int | tuple[int, Sequence[int] | int]
@@ -95,7 +95,7 @@ class Planner:
             prompt_logprobs=tuple(i for i, (row, _) in enumerate(extends) if row in self.wanting_prompt_logprobs),
         )
 
-    def launch(self, extends: Sequence[tuple[int, int]] = (), decodes: Sequence[Decode] = ()) -> LaunchedStep:
+    def launch(self, extends: Sequence[tuple[int, int]] = (), decodes: Sequence[Decode] = ()) -> Launched:
         return self.runner.launch(self.plan(extends, decodes))
 
     def step(self, extends: Sequence[tuple[int, int]] = (), decodes: Sequence[Decode] = ()) -> StepResult:

@@ -108,7 +108,8 @@ class CachingEngine:
         return await self.state()
 
     async def died(self) -> Failure:
-        return await asyncio.get_running_loop().create_future()
+        never: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
+        return await never
 
     async def close(self, drain_s: float) -> None:
         self.is_ready = False

@@ -116,7 +116,9 @@ class FakeStream:
 
     def _pool(self) -> None:
         """Labels are scored by the prompt's last id, and of each token by its own; a token's vector is its id."""
-        pooling, all_tokens = self.params.pooling, self.params.pooling.kind is PoolingKind.ALL
+        pooling = self.params.pooling
+        assert pooling is not None, "the request wants a vector"
+        all_tokens = pooling.kind is PoolingKind.ALL
         if pooling.head:
             ids = self.prompt if all_tokens else self.prompt[-1:]
             numbers = [each for token in ids for each in (0.1 * (token % 7), 0.3, -0.2)[: self._engine.num_labels]]
@@ -126,8 +128,8 @@ class FakeStream:
             numbers = [-0.1 * (1 + sum(self.prompt) % 7), -0.9]
         else:
             numbers = [*self.prompt[:8], *[1.0] * 8][:HIDDEN_SIZE]
-        told = {"cache": self._engine.cache, "vector": np.array(numbers, dtype="<f4").tobytes()}
-        self.put(Update(request_id=self.request_id, token_ids=[], finish=FinishReason.STOP, **told))
+        vector = np.array(numbers, dtype="<f4").tobytes()
+        self.put(Update(self.request_id, [], finish=FinishReason.STOP, cache=self._engine.cache, vector=vector))
 
     def _score(self, token: int) -> TokenLogprob:
         others = [token, *(100 + i for i in range(self.params.logprobs))][: max(0, self.params.logprobs)]

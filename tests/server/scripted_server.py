@@ -12,8 +12,9 @@ from llguidance import LLTokenizer
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import SamplingParams
 from forebay.text.answers.probes import find_formats
-from tests.server.conftest import MODEL, start
+from tests.server.conftest import start
 from tests.server.fake_engine import FakeEngine
+from tests.server.served import MODEL
 from tests.text.tiny_tokenizer import TEMPLATE, sharing_tokenizer
 
 

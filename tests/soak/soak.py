@@ -35,7 +35,7 @@ from tests.text.tiny_tokenizer import tiny_tokenizer
 
 CLIENTS: Final = 24
 WARM_UP: Final = 3  # blocks, until caches and allocators have what they want
-BAD: Final = [
+BAD: Final[list[dict[str, Any]]] = [
     {"prompt": [1], "max_tokens": "many"},
     {"prompt": [VOCAB], "max_tokens": 1},
     {"prompt": [1] * CONTEXT, "max_tokens": 5},
@@ -80,8 +80,13 @@ class Soak:
 
     def __enter__(self) -> Soak:
         # Clients and server share a process: what it gives up by the clock would be given up for both.
-        patience = {"header_timeout_s": NEVER_S, "keep_alive_s": NEVER_S, "write_timeout_s": NEVER_S}
-        self.server: Running = start(self.tokenizer, self.engine.connect, **patience)
+        self.server: Running = start(
+            self.tokenizer,
+            self.engine.connect,
+            header_timeout_s=NEVER_S,
+            keep_alive_s=NEVER_S,
+            write_timeout_s=NEVER_S,
+        )
         self.origin = Origin(self.server.url)
         return self
 

@@ -284,17 +284,17 @@ class Writer:
     def begin(self, nonce: bytes, piece: Piece, places: Any) -> None:
         self.begun = nonce, piece, places
         self.holds_places = self.net.rng.random() < 0.5
-        self.data = None if self.holds_places else self._gather()
+        self.data = None if self.holds_places else self._gather(piece)
 
-    def _gather(self) -> np.ndarray:
-        piece = self.begun[1]
+    def _gather(self, piece: Piece) -> np.ndarray:
         return self.memory.gather(piece, self.memory.staging(self.memory.num_bytes(piece))).copy()
 
     def advance(self) -> Chunk | None:
         if self.net.rng.random() < 0.5:
             return None
+        assert self.begun is not None, "nothing was begun"
         nonce, piece, places = self.begun
-        data = self._gather() if self.data is None else self.data
+        data = self._gather(piece) if self.data is None else self.data
         chunk = chunk_of(nonce, piece, len(data), checksum(data.data))
         if self.net.rng.random() < self.net.alter:
             self.net.num_altered += 1
@@ -325,7 +325,9 @@ class TcpWriter(Writer):
 
 class TcpReader:
     def __init__(self, sock: Sock) -> None:
-        self.sock, self._half, self._parts = sock, None, []
+        self.sock = sock
+        self._half: tuple[Chunk, np.ndarray] | None = None
+        self._parts: list[memoryview] = []
 
     is_ready = property(lambda self: self._half is not None or self.sock.is_ready)
 

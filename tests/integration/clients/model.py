@@ -13,8 +13,9 @@ import msgspec
 from forebay.requests.sampling_params import SamplingParams
 from forebay.text.answers.formats import THINK_TAGS
 from forebay.text.answers.probes import find_formats
-from tests.server.conftest import MODEL, Running, start
+from tests.server.conftest import Running, start
 from tests.server.fake_engine import FakeEngine
+from tests.server.served import MODEL
 from tests.text.answers.spellings import SPELLINGS, Answer
 from tests.text.answers.templates import MANNERS
 from tests.text.tiny_tokenizer import tiny_tokenizer

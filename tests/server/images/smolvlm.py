@@ -40,6 +40,7 @@ def backend() -> Tokenizer:
 
 
 PLACEHOLDER = backend().token_to_id("<image>")
+assert PLACEHOLDER is not None
 VISION = SiglipConfig(
     kind="smolvlm",
     placeholder=PLACEHOLDER,
