@@ -28,10 +28,10 @@ def test_each_planted_fault_replaces_a_method_and_has_a_circumstance_that_finds_
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert {one.name for one in FAULTS} == PLANTS.keys()
-    known = {
-        one.name for one in Verification({"model_path": str(small_model)}, num=2, max_tokens=8, seed=0).circumstances
-    }
-    assert {one.circumstance for one in FAULTS if one.needs != PICTURES} <= known
+    verification = Verification({"model_path": str(small_model)}, num=2, max_tokens=8, seed=0)
+    known = {one.name: one for one in verification.circumstances}
+    assert {one.circumstance for one in FAULTS if one.needs != PICTURES} <= known.keys()
+    assert all(one.without in known[one.circumstance].settings for one in FAULTS if one.without)
     for name, make in PLANTS.items():
         planted = make()
         assert planted.faulty is not getattr(planted.owner, planted.name), name
