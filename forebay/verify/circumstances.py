@@ -59,7 +59,10 @@ _SPARE_PAGES: Final = 4
 _PRESSED_PAGES: Final = 3
 _HOST_BYTES: Final = 1 << 30
 FOLDER: Final = "prefix_cache_dir"  # of a circumstance whose engine finds there what one before it has cached
-_FEW: Final = 6  # requests that run at a time, with as many states as they need and no more
+# Requests that run at a time, with as many states and windows as they need and no more.
+_FEW: Final = 6
+_FEWEST: Final = 3  # so few cached states that all of them may be about to be copied
+_LEAST_RATIO: Final = 0.01
 _CHUNK_PAGES: Final = 2
 
 
@@ -120,7 +123,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
     files: Settings = {"files": {FOLDER: "a temporary folder"}}
     drafts: Settings = {"drafts": speculative}
     often: Settings = {"states often": {"mamba_track_interval": room.page_size}}
-    few: Settings = {"few states": {"max_running_requests": _FEW, "max_mamba_cache_size": 1}}  # raised to the least
+    few, fewest = _few(_FEW), _few(_FEWEST)
     found = [
         Circumstance(
             "one by one again, backwards",
@@ -148,7 +151,14 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         Circumstance("retracted", {**pressed, **_GRAPHS}, _pressed, _retracted, _computed_again, asks_derived=True),
         Circumstance("retracted to the host", {**pressed, **to_host}, _pressed, _kept, _copied_back, asks_derived=True),
         *_with_drafts(speculative, {**_GRAPHS, **_CACHE, **often}),
-        Circumstance("others give up", {**_CACHE, **_AHEAD}, _giving_up, _given_up, _went_on),
+        Circumstance(
+            "others give up",
+            {**_CACHE, **often, **fewest, **chunks, **_AHEAD},
+            _giving_up,
+            _given_up,
+            _went_on,
+            asks_derived=True,
+        ),
         Circumstance("asleep in the middle", _CACHE, _asleep, _released, _interrupted),
         Circumstance(
             "other weights, and these again",
@@ -160,7 +170,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         *(_apart(backend) for backend in (TransferBackend.SHM, TransferBackend.TCP)),
         Circumstance(
             "all of it, planned ahead",
-            {**tight, **_CACHE, **often, **few, **_GRAPHS, **chunks, **_AHEAD},
+            {**tight, **_CACHE, **often, **fewest, **_GRAPHS, **chunks, **_AHEAD},
             _all,
             _much,
             _was_ahead,
@@ -183,6 +193,13 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
             2, Circumstance("one thread", {"threads": {"num_threads": 1}}, _at_once, _concurrency, _was_concurrent)
         )
     return found
+
+
+def _few(num: int) -> Settings:
+    """Return settings with `num` rows, and numbers of slots that are raised to the least."""
+    return {
+        "few states": {"max_running_requests": num, "max_mamba_cache_size": 1, "swa_full_tokens_ratio": _LEAST_RATIO}
+    }
 
 
 def _chunks(room: Room) -> Settings:

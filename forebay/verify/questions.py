@@ -22,6 +22,7 @@ FEWEST_WITH_DERIVED: Final = 8  # questions, beside which some are derived from 
 _FEWEST_WITH_LONG: Final = 16  # questions, of which some have long answers, and others lengths at boundaries
 _NUM_STOPS: Final = 4  # at consecutive places, so that one is at each place of what drafts are checked in
 _NUM_GOING_ON: Final = 2 + _NUM_STOPS  # prompts that begin with one of two answers
+_AROUND_PAGES: Final = (-2, -1, 0, 1)  # tokens behind the end of a page
 _NUM_RESTRICTED: Final = 3  # one with a bad word, two with a least length
 _LONG: Final = 4  # times as many tokens as other answers
 _LONG_ANSWERS: Final = (0, 4)  # questions, both greedy
@@ -137,7 +138,7 @@ def largest(questions: Sequence[Question]) -> int:
 
 def num_derived(questions: Sequence[Question]) -> int:
     """Return the number of questions that `derived` will return."""
-    num = _NUM_GOING_ON + _NUM_STOPS + _NUM_RESTRICTED + len(_WAYS)
+    num = _NUM_GOING_ON + _NUM_STOPS + _NUM_RESTRICTED + len(_WAYS) + len(_AROUND_PAGES)
     return num if len(questions) >= FEWEST_WITH_DERIVED else 0
 
 
@@ -148,8 +149,9 @@ def derived(questions: Sequence[Question], answers: Sequence[Sequence[int]], pag
     Each has a namespace of its own, in which another goes on from just before that end: it resumes at what only the
     first has left. One may end only from its last place on. Of the first, one goes on from inside it, and one is its
     whole pages; one may not end at a token where it comes, but later. One with penalties may not have two of its tokens
-    behind each other. The last of all go on behind a whole answer of each way, as a conversation does. None has more
-    tokens with its answer than the largest of `questions`. Fewer than FEWEST_WITH_DERIVED questions have none."""
+    behind each other. Then come prompts that go on behind a whole answer of each way, as a conversation does. The last
+    of all leave the longest prompt in its second half, and end around the ends of pages. None has more tokens with its
+    answer than the largest of `questions`. Fewer than FEWEST_WITH_DERIVED questions have none."""
     if not num_derived(questions):
         return []
     first, penalized, drawn = (questions[number]._replace(is_derived=True) for number in (0, _PENALIZED, _DRAWN))
@@ -186,6 +188,11 @@ def derived(questions: Sequence[Question], answers: Sequence[Sequence[int]], pag
         add(drawn._replace(namespace=ending.namespace), before, max_tokens=few)
     for base, said in zip(questions[: len(_WAYS)], answers, strict=False):
         add(base._replace(is_derived=True), [*base.prompt, *said, *more], max_tokens=few)
+    base = max(questions, key=lambda question: len(question.prompt))._replace(is_derived=True)
+    num_pages = len(base.prompt) // page_size
+    for at, behind in enumerate(_AROUND_PAGES, len(_AROUND_PAGES)):
+        stop = max(len(more), num_pages * at // (2 * len(_AROUND_PAGES)) * page_size + behind)
+        add(base, [*base.prompt[: stop - len(more)], *more], max_tokens=few)
     return found
 
 

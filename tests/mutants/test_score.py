@@ -82,6 +82,8 @@ def test_score_tries_a_mutant_on_a_model_that_has_what_it_is_about() -> None:
     families = {mutant.rule: score.family_of(mutant) for mutant in score.drawn(MUTANTS, None, None)}
     assert set(families.values()) == set(score.MODELS.values())
     assert families["C18 a window is held as long as a step can read it"] == "gpt_oss"
+    assert families["C18 hits are whole pages"] == "gpt_oss"
+    assert families.keys() >= score.ELSEWHERE.keys()
     assert families["C18 a load brings the state behind its prefix"] == "falcon_h1"
 
 

@@ -101,10 +101,12 @@ def test_questions_made_of_an_answer_go_on_from_inside_it_and_end_at_each_place_
     made = derived(asked, answers, 16)
     ending, behind_ends = made[:4], made[9:13]
     going_on, whole_pages, spelled, late, at_last = made[4:9]
-    assert num_derived(asked) == len(made) == 21
-    for question, said_before, continued in zip(asked[:8], answers, made[13:], strict=True):
+    assert num_derived(asked) == len(made) == 25
+    for question, said_before, continued in zip(asked[:8], answers, made[13:21], strict=True):
         assert continued.prompt == [*question.prompt, *said_before, *asked[1].prompt[:2]]
         assert continued.params == msgspec.structs.replace(question.params, max_tokens=4)
+    assert [len(one.prompt) for one in made[21:]] == [158, 191, 240, 273], "around the ends of pages"
+    assert all(one.prompt[:-2] == asked[8].prompt[: len(one.prompt) - 2] for one in made[21:]), "of the longest prompt"
     behind = [*asked[0].prompt, *answer]
     assert whole_pages.prompt == behind[:80], "it ends where a cached page and a state end"
     assert going_on.prompt == [*asked[0].prompt, *answer[:21], *asked[1].prompt[:2]]
@@ -122,7 +124,7 @@ def test_questions_made_of_an_answer_go_on_from_inside_it_and_end_at_each_place_
     assert (late.params.stop_token_ids, late.params.min_tokens) == ([120], 25)
     assert (at_last.params.stop_token_ids, at_last.params.min_tokens) == ([drawn[19]], 19)
     assert len({one.way for one in (spelled, late, at_last)} - {question.way for question in asked}) == 3
-    assert [question.number for question in made] == [*range(16, 37)]
+    assert [question.number for question in made] == [*range(16, 41)]
     again = derived(asked, [[5], *[[]] * 4, [5, 5, 6], [], []], 16)[:4]
     assert [one.params.stop_token_ids for one in again] == [[5], [6], [5], [6]]
     assert derived(asked[:7], answers, 16) == []
@@ -195,9 +197,9 @@ async def test_verify_asks_questions_made_of_answers_alone_and_where_they_matter
     monkeypatch.setattr(run, "started", without_processes)
     verification = Verification({"model_path": str(small_model)}, num=16, max_tokens=8, seed=0)
     await verification.ask_alone()
-    assert (len(verification.questions), len(verification.baseline.derived)) == (16, 21)
+    assert (len(verification.questions), len(verification.baseline.derived)) == (16, 25)
     assert verification.baseline.derived[4].prompt[-3] == 5, "inside the answer 5, 6, 7"
-    assert verification._roomy[0]["max_running_requests"] == 37
+    assert verification._roomy[0]["max_running_requests"] == 41
     asked = {}
 
     async def play(engines: Engines) -> None:
@@ -206,7 +208,7 @@ async def test_verify_asks_questions_made_of_answers_alone_and_where_they_matter
 
     for one in verification.circumstances[5:10]:
         await verification.first_difference(replace(one, name="", settings={}, play=play), 1)
-        assert asked.popitem()[1] == (37 if one.asks_derived else 16), one.name
+        assert asked.popitem()[1] == (41 if one.asks_derived else 16), one.name
 
 
 def test_questions_for_a_gpu_have_several_segments_of_its_attention_and_share_some(tokenizer: Tokenizer) -> None:
