@@ -76,14 +76,14 @@ def adapted(checkpoint: str, case: str) -> Adapted:
     ranks, alphas = ({name: of[i % len(of)] for i, name in enumerate(modules)} for of in (made.ranks, made.alphas))
     config = LoraConfig(
         r=made.ranks[0],
-        lora_alpha=made.alphas[0],
+        lora_alpha=made.alphas[0],  # type: ignore[arg-type]  # declared for whole numbers, and read as any
         use_rslora=made.rslora,
         target_modules=modules,
         rank_pattern=_others(ranks, made.ranks[0]),
         alpha_pattern=_others(alphas, made.alphas[0]),
     )
     with as_they_are():
-        model = get_peft_model(copy.deepcopy(tiny.oracle), config).eval()
+        model: Any = get_peft_model(copy.deepcopy(tiny.oracle), config).eval()
         randomize(model, made.seed)
         model.save_pretrained(folder / "adapter")
         merged = copy.deepcopy(model).merge_and_unload()

@@ -51,7 +51,8 @@ class Head:
         """[T, F] of the model."""
         out = self.oracle.base_model(torch.tensor([ids]), use_cache=False, output_hidden_states=True)
         if not self.third:
-            return out.last_hidden_state[0]
+            last: Tensor = out.last_hidden_state[0]
+            return last
         return torch.cat([out.hidden_states[layer + 1][0] for layer in NAMED], dim=-1)
 
     @torch.no_grad()
@@ -65,15 +66,18 @@ class Head:
         x = self.join(torch.cat([embedded, hidden], dim=-1))[None]
         for layer in self.layers:
             x = layer(x, **self._around(x))
-        return x[0]
+        found: Tensor = x[0]
+        return found
 
     def _third(self, embedded: Tensor, hidden: Tensor) -> Tensor:
-        (layer,), (of_embedding, of_hidden, _) = self.layers, self.norms
+        layer: Any = self.layers[0]
+        of_embedding, of_hidden, _ = self.norms
         normed = of_hidden(hidden)
         joined = torch.cat([of_embedding(embedded), normed], dim=-1)[None]
         stream = normed if self.fields.get("norm_before_residual") else hidden
         x = stream[None] + layer.self_attn(hidden_states=joined, **self._around(joined))[0]
-        return (x + layer.mlp(layer.post_attention_layernorm(x)))[0]
+        found: Tensor = (x + layer.mlp(layer.post_attention_layernorm(x)))[0]
+        return found
 
     def _around(self, x: Tensor) -> dict[str, Any]:
         count = x.shape[1]
@@ -134,7 +138,7 @@ def save(made: Head) -> None:
     config = {name: value for name, value in made.oracle.config.to_dict().items() if value is not None}
     config |= {"num_hidden_layers": len(made.layers), "architectures": ["LlamaForCausalLMEagle"]}
     if made.third:
-        of_embedding, of_hidden, last = (norm.weight.data for norm in made.norms)
+        of_embedding, of_hidden, last = (norm.get_parameter("weight").data for norm in made.norms)
         tensors |= {"midlayer.input_layernorm.weight": of_embedding, "midlayer.hidden_norm.weight": of_hidden}
         tensors |= {"norm.weight": last, "lm_head.weight": made.head.weight.data}
         known = torch.zeros(VOCAB, dtype=torch.bool)
@@ -169,12 +173,13 @@ def make_right(folder: Path, *, third: bool, wrong: float = 0.0) -> tuple[Path, 
     oracle.lm_head.weight.mul_(known)
     made.head.weight.copy_(oracle.lm_head.weight[made.targets])
     if third:  # a token attends to itself, and nothing else adds to what comes out
-        attention, (of_embedding, of_hidden, last) = made.layers[0].self_attn, made.norms
-        for layer, factor in ((attention.q_proj, 5.0), (attention.k_proj, 5.0), (attention.v_proj, 1.0)):
-            layer.weight.copy_(torch.cat([factor * one, torch.zeros(SIZE, SIZE)], dim=-1))
-        attention.o_proj.weight.copy_(one)
-        for norm, value in ((of_embedding, 1.0), (of_hidden, 0.0), (last, 1.0)):
-            norm.weight.fill_(value)
+        attention = made.layers[0].get_submodule("self_attn")
+        for name, factor in (("q_proj", 5.0), ("k_proj", 5.0), ("v_proj", 1.0)):
+            weight = attention.get_parameter(f"{name}.weight")
+            weight.copy_(torch.cat([factor * one, torch.zeros(SIZE, SIZE)], dim=-1))
+        attention.get_parameter("o_proj.weight").copy_(one)
+        for norm, value in zip(made.norms, (1.0, 0.0, 1.0), strict=True):
+            norm.get_parameter("weight").fill_(value)
         made.head.weight.add_(wrong * torch.randn(DRAFTED, SIZE))
     else:
         made.join.weight.copy_(torch.cat([one, torch.zeros(SIZE, SIZE)], dim=-1) + wrong * torch.randn(SIZE, 2 * SIZE))

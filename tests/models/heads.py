@@ -132,7 +132,8 @@ class Headed:
     def hidden(self, ids: list[int]) -> Tensor:
         """[T, H] of the model, after its last norm."""
         with stable_topk():
-            return self.oracle.base_model(torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+            states: Tensor = self.oracle.base_model(torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+            return states
 
     @torch.no_grad()
     def drafted(self, next_ids: list[int], hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -191,20 +192,23 @@ def _with_streams(
     width = size * oracle.config.hc_count if joint else size
     inputs = random_inputs(lambda count: type(norm)(count, eps=norm_eps(norm)), size, width, generator)
     own = load_file(folder / "head" / "model.safetensors")
-    own |= {"enorm.weight": inputs.embedding_norm.weight.data, "hnorm.weight": inputs.hidden_norm.weight.data}
-    own |= {"e_proj.weight": inputs.of_embedding.weight.data, "h_proj.weight": inputs.of_hidden.weight.data}
+    parts = {"enorm": inputs.embedding_norm, "hnorm": inputs.hidden_norm}
+    parts |= {"e_proj": inputs.of_embedding, "h_proj": inputs.of_hidden}
+    own |= {f"{name}.weight": part.get_parameter("weight").data for name, part in parts.items()}
     _store(folder, own, names)
     return StreamedHeaded(folder, oracle, layers, inputs)
 
 
 def norm_eps(norm: nn.Module) -> float:
-    return getattr(norm, "variance_epsilon", None) or norm.eps
+    eps: float = getattr(norm, "variance_epsilon", 0.0) or getattr(norm, "eps", 0.0)
+    return eps
 
 
 @torch.no_grad()
 def of_transformers(headed: Headed) -> Callable[[list[int], Tensor], Tensor]:
     """The head as transformers itself reads it from the files: hidden states [T, H] of whole sequences."""
-    model = AutoModelForCausalLM.from_pretrained(headed.path, attn_implementation="eager", dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(headed.path, attn_implementation="eager", dtype=torch.float32)
+    model.eval()
     if model.config.model_type != "mellum":
         model._keys_to_ignore_on_load_unexpected = [
             r"model\.layers\.3\..*"

@@ -26,9 +26,10 @@ class Inputs:
     def streams(self, embedded: Tensor, hidden: Tensor) -> Tensor:
         """embedded [T, H], hidden [T, N * H] -> [T, N, H]."""
         size = embedded.shape[1]
-        normed = self.hidden_norm(hidden.view(-1, self.hidden_norm.weight.shape[0])).view(len(embedded), -1, size)
-        own: Tensor = self.of_embedding(self.embedding_norm(embedded)).unsqueeze(1)
-        return own + self.of_hidden(normed)
+        width = len(self.hidden_norm.get_parameter("weight"))
+        normed = self.hidden_norm(hidden.view(-1, width)).view(len(embedded), -1, size)
+        joined: Tensor = self.of_embedding(self.embedding_norm(embedded)).unsqueeze(1) + self.of_hidden(normed)
+        return joined
 
 
 def random_inputs(norm: Callable[[int], nn.Module], size: int, width: int, generator: torch.Generator) -> Inputs:
@@ -37,7 +38,8 @@ def random_inputs(norm: Callable[[int], nn.Module], size: int, width: int, gener
     linears = [nn.Linear(size, size, bias=False) for _ in range(2)]
     with torch.no_grad():
         for module in norms:
-            module.weight.add_(0.3 * torch.randn(module.weight.shape, generator=generator))
+            weight = module.get_parameter("weight")
+            weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
         for linear in linears:
             linear.weight.copy_(0.15 * torch.randn(size, size, generator=generator))
     return Inputs(*norms, *linears)

@@ -127,6 +127,7 @@ def _window(config: ModelConfig) -> dict[str, Any]:
 
 
 def _sections(config: ModelConfig) -> dict[str, Any]:
+    assert config.rope_sections is not None
     return {"rope.dimension_sections": [*config.rope_sections.sizes, 0]}
 
 
@@ -150,6 +151,7 @@ _LANGUAGES: Final = {
 
 def _write_language_model(checkpoint: Checkpoint, path: Path, tokens: dict[str, Any]) -> Path:
     config = checkpoint.config
+    assert config.vision is not None
     language = _LANGUAGES[config.vision.kind]
     names = gguf.get_tensor_name_map(language.arch, config.num_layers)
     tensors = {}

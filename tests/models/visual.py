@@ -192,8 +192,12 @@ def _padded_inputs(numbers: Sequence[Tensor]) -> dict[str, Tensor]:
 
 def _qwen_inputs(tiles: Sequence[Pixels], size: int, means: Tensor, deviations: Tensor) -> dict[str, Tensor]:
     """Patches of two frames, square by square, and the grid of each image."""
-    numbers = {"patch_size": size, "image_mean": means.expand(3).tolist(), "image_std": deviations.expand(3).tolist()}
-    processor = Qwen2VLImageProcessorPil(do_resize=False, **numbers)
+    processor = Qwen2VLImageProcessorPil(
+        do_resize=False,
+        patch_size=size,
+        image_mean=means.expand(3).tolist(),
+        image_std=deviations.expand(3).tolist(),
+    )
     made = [processor(images=[tile], return_tensors="pt", input_data_format="channels_last") for tile in tiles]
     return {name: torch.cat([its[name] for its in made]) for name in ("pixel_values", "image_grid_thw")}
 
