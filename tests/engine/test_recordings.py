@@ -295,6 +295,23 @@ def test_recordings_folder_that_cannot_be_written_is_logged(folder: Path, caplog
     assert "flight_recorder_failed" in caplog.text
 
 
+def test_recordings_of_an_engine_that_still_starts_say_so(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its scheduler is not made yet, and the buffer has nothing."""
+    with shared_memory("test") as memory:
+        buffer = RecordBuffer.of(memory.fileno(), 1 << 16)
+
+    async def main() -> None:
+        recordings = Recordings(buffer, dict, has_tokens=False)
+        recordings.begin("a test")
+        await recordings.settle()
+        with pytest.raises(Conflict, match="nothing is recorded yet: the engine still starts"):
+            await recordings.write("a test")
+
+    asyncio.run(main())
+    assert "flight_recorder_failed" in caplog.text
+    assert not folder.exists()
+
+
 def test_recordings_engine_that_hangs_at_a_step_leaves_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.engine.client.link.WATCH_INTERVAL_S", 0.0)
     scheduler, buffer = recorded_scheduler()

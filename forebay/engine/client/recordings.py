@@ -73,7 +73,8 @@ class Recordings:
         task.add_done_callback(self._pending.discard)
 
     async def write(self, reason: str) -> Path:
-        """Write a file and return its path. Raises Conflict without a recorder, EngineError if it cannot be written."""
+        """Write a file and return its path. Raises Conflict without a recorder, or before the scheduler is made, and
+        EngineError if it cannot be written."""
         if self._buffer is None:
             raise Conflict("there is no flight recorder: start with --flight-recorder 16MiB", code="no_flight_recorder")
         try:
@@ -90,11 +91,13 @@ class Recordings:
     async def _logged(self, reason: str) -> None:
         try:
             await self.write(reason)
-        except EngineError as error:
+        except (Conflict, EngineError) as error:
             log.error(event("flight_recorder_failed", reason=error.message))
 
     def _write(self, buffer: RecordBuffer, reason: str) -> Path:
         content, now = buffer.content(), time.time()
+        if not content.first:
+            raise Conflict("nothing is recorded yet: the engine still starts", code="nothing_recorded")
         name = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
         path = self.folder / f"flight-{name}-{os.getpid()}-{next(self._numbers)}.bin"
         header = Header(
