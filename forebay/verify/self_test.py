@@ -40,8 +40,9 @@ FAULTS: Final = (
     PlantedFault("page_of_another", "a page of another request", "coming and going", needs=KV),
     PlantedFault("state_late", "a state one token late", "from the prefix cache", needs="state"),
     PlantedFault("uncleared_slot", "an uncleared slot", "coming and going", needs="state"),
-    # Where few requests run at a time, a CPU has a graph of each size, and no step is padded.
-    PlantedFault("unpadded_tail", "an unpadded tail", "all of it, planned ahead", without="few states"),
+    # Where few requests run at a time, a CPU has a graph of each size, and no step is padded. If a model keeps states
+    # alone, a padded row writes that of the padding slot, and its last token is written again by a step that draws.
+    PlantedFault("unpadded_tail", "an unpadded tail", "all of it, planned ahead", needs=KV, without="few states"),
     PlantedFault("penalties_of_previous", "penalties of an earlier request", "one by one again, backwards"),
     PlantedFault("penalties_lost", "penalties lost in a retraction", "retracted"),
     PlantedFault("stale_host_copy", "a stale host copy", "retracted to the host"),

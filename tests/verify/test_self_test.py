@@ -158,6 +158,11 @@ def test_help_of_verify_says_which_ways_and_circumstances_are_not_required(
         ("kimi_linear", {"delta_of_previous"}),
         ("jamba", {"delta_of_previous"}),
         ("lfm2", {"delta_of_previous"}),
+        ("bailing_hybrid", {"delta_of_previous"}),
+        ("glm_moe_dsa", {"state_late", "uncleared_slot", "delta_of_previous"}),
+        ("deepseek_v4", {"state_late", "uncleared_slot", "delta_of_previous"}),
+        ("mamba2", {"page_of_another", "unpadded_tail", "delta_of_previous"}),
+        ("falcon_mamba", {"page_of_another", "unpadded_tail", "delta_of_previous"}),
         ("qwen3_5", set()),
     ],
 )
