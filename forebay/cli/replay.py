@@ -122,6 +122,9 @@ def executed_lines(executed: Executed) -> Iterator[str]:
     """Yield the result of an execution on a small model."""
     if executed.error:
         yield f"a plan cannot be executed: {executed.error}"
+    if not executed.num_compared:
+        yield "nothing was compared: no recorded step chose a token"
+        return
     fault = executed.fault
     if fault is None:
         yield f"{executed.num_compared:,} tokens of {executed.num_requests:,} requests are those of each request alone"

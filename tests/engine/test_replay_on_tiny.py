@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,7 +17,7 @@ from forebay.config.engine_config import SchedulerConfig, SpeculativeAlgorithm, 
 from forebay.engine.recorder import file, tiny
 from forebay.engine.recorder.file import Header
 from forebay.engine.recorder.recorder import Recorder, decode_all, origin_of
-from forebay.engine.recorder.small_engine import SmallEngine
+from forebay.engine.recorder.small_engine import UNKNOWN, Chosen, Forced, SmallEngine
 from forebay.memory import pictures
 from forebay.memory.kinds.state.hybrid_rows import MambaPool
 from forebay.memory.kinds.window.cached_windows import CachedWindows
@@ -26,7 +26,7 @@ from forebay.memory.radix_index import RadixIndex
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.step_plan import StepResult
+from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.scheduler.journal import Added, Committed, Origin, Record
 from forebay.scheduler.proposer import Proposer
 from forebay.scheduler.scheduler import Scheduler
@@ -96,6 +96,25 @@ def test_replay_on_tiny_recorded_plans_give_each_request_what_it_gets_alone(like
     assert executed.fault is None
     assert (executed.error, executed.outcome.difference, executed.outcome.ended) == ("", None, "")
     assert executed.num_compared > 30
+
+
+def test_replay_on_tiny_choice_without_a_finite_logprob_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C30: two results that are not numbers are not equal."""
+    run = SmallEngine.run
+
+    def unknown(engine: SmallEngine, plan: StepPlan, forced: Forced | None) -> Iterator[tuple[int, int, Chosen]]:
+        return ((row, length, UNKNOWN) for row, length, _ in run(engine, plan, forced))
+
+    monkeypatch.setattr(SmallEngine, "run", unknown)
+    executed = tiny.run_on_tiny(*recorded(config(), seed=0, num_requests=1), "llama")
+    assert executed.fault is not None
+
+
+def test_replay_on_tiny_of_a_recording_without_a_token_says_that_nothing_was_compared() -> None:
+    origin, records = recorded(config(), seed=0, num_requests=0)
+    assert [*command.executed_lines(tiny.run_on_tiny(origin, records, "llama"))] == [
+        "nothing was compared: no recorded step chose a token"
+    ]
 
 
 def evict_windows(cached: CachedWindows, pages: Ids, most: int) -> int:

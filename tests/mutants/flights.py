@@ -203,9 +203,16 @@ FLIGHTS = (
     Mutant(
         "C28 the choices of recorded plans are compared with those of each request alone",
         "engine/recorder/tiny.py",
-        "if pair.recorded != pair.alone]",
-        "if pair.recorded is None]",
+        "return self.recorded != self.alone or self.alone == UNKNOWN",
+        "return self.alone == UNKNOWN",
         "engine/test_replay_on_tiny.py::test_replay_on_tiny_fault_of_memory_is_shown",
+    ),
+    Mutant(
+        "C30 two choices that are not numbers are not the same",
+        "engine/recorder/tiny.py",
+        " or self.alone == UNKNOWN",
+        "",
+        "engine/test_replay_on_tiny.py::test_replay_on_tiny_choice_without_a_finite_logprob_is_a_fault",
     ),
     Mutant(
         "C6 memory that was freed is poisoned before the next plan",

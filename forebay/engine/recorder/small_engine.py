@@ -63,6 +63,10 @@ class Chosen(NamedTuple):
     logprob: float
 
 
+UNKNOWN: Final = Chosen(-1, math.nan)
+"""The choice of a step whose log-probability is not a number."""
+
+
 class Forced(NamedTuple):
     """The tokens that a step chooses, and how many of them each of its sequences gets that sample."""
 
@@ -202,7 +206,7 @@ class SmallEngine:
         for row, length, count in zip(rows.tolist(), lengths, num_new, strict=True):
             for place in range(length - count + 1, length + 1):
                 found = next(logprobs)
-                choice = Chosen(-1, math.nan) if found is None else Chosen(found.top_ids[0], found.top_logprobs[0])
+                choice = UNKNOWN if found is None else Chosen(found.top_ids[0], found.top_logprobs[0])
                 yield row, place, choice
 
     def _forcing(self, plan: StepPlan, forced: Forced) -> StepPlan:

@@ -25,7 +25,7 @@ from forebay.base.errors import ConfigError
 from forebay.config.engine_config import Ledger
 from forebay.engine.recorder.alone import Alone
 from forebay.engine.recorder.replay import NotExecuted, Outcome, Replay
-from forebay.engine.recorder.small_engine import POISON, Chosen, Forced, SmallEngine, small_model
+from forebay.engine.recorder.small_engine import POISON, UNKNOWN, Chosen, Forced, SmallEngine, small_model
 from forebay.engine.recorder.small_transfers import FirstToken, SentPrompt, SmallTransfers, request_of
 from forebay.memory.kv_allocator import KV
 from forebay.memory.radix_node import TOKEN_BYTES
@@ -45,6 +45,11 @@ class Compared(NamedTuple):
     recorded: Chosen
     alone: Chosen
     is_sent: bool = False
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the choices differ. Two that are not numbers are no proof of the same."""
+        return self.recorded != self.alone or self.alone == UNKNOWN
 
 
 class Executed(NamedTuple):
@@ -159,7 +164,7 @@ def run_on_tiny(origin: Origin, records: Sequence[Record], model_type: str) -> E
     pairs = [*recorded.sent]
     for request in added.values():
         pairs += _pairs(alone, recorded, request)
-    faults = [pair for pair in pairs if pair.recorded != pair.alone]
+    faults = [pair for pair in pairs if pair.is_fault]
     fault = min(faults, key=lambda fault: fault.step, default=None)
     return Executed(replay.outcome, failure, len(pairs), len({pair.request for pair in pairs}), fault)
 

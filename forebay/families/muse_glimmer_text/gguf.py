@@ -18,7 +18,6 @@ _CAP: Final = "final_logit_softcapping"
 _WINDOW: Final = "attention.sliding_window"
 _WINDOW_BASE: Final = "rope.freq_base_swa"
 _QUERY_NORM, _KEY_NORM = "attn_q_norm", "attn_k_norm"
-_LAST_NORM: Final = "model.norm.weight"
 
 
 def _configure(header: Header) -> None:
