@@ -125,8 +125,10 @@ class Mover:
             copied.synchronize()
 
     def write(self, rows: Rows, places: Places) -> None:
-        """Put rows into slots, as many as they were read from."""
+        """Put rows into slots, as many as they were read from. Of some kinds there may be none."""
         for kind, at in places.items():
+            if not len(at):  # numpy gives an array without rows no stride
+                continue
             source, begin = rows[kind] if self._stream is None else self._stream.to_device(rows[kind]), 0
             assert source.shape == (len(at), self.row_bytes[kind]), f"{source.shape} are no rows of {len(at)} {kind}"
             wide = source.view(self._types[kind])

@@ -20,6 +20,13 @@ _CHECKED: Final = "integration/test_cache_checks.py::"
 
 TIERS = (
     Mutant(
+        "C19 a load without rows of a kind writes none of it",
+        "pools/mover.py",
+        "            if not len(at):  # numpy gives an array without rows no stride\n                continue\n",
+        "",
+        "pools/test_movers.py::test_mover_writes_nothing_of_a_kind_without_rows",
+    ),
+    Mutant(
         "C32 a load is made where measured rates say that it is faster than computing",
         _TIERS,
         "        worth = self.rates.worth(tier.name)\n",

@@ -227,3 +227,13 @@ def test_layout_differs_where_a_row_means_something_else() -> None:
     layouts = [*(layout(*each) for each in asked), layout("llama", CacheTypes(), page_size=8)]
     assert len(set(layouts)) == len(layouts)
     assert layout("llama", CacheTypes()) == layouts[0]
+
+
+def test_mover_writes_nothing_of_a_kind_without_rows() -> None:
+    """C19: a prefix is loaded from a tier that has its pages and no state."""
+    cache = CachePool(specs_of("llama"), CacheTypes(), num_slots={KV: 5}, page_size=PAGE_SIZE, device="cpu")
+    none = np.empty(0, dtype=np.int64)
+    copy = TierCopy(number=1, tier="host", slots={KV: none}, there={KV: none})
+    before = [column.clone() for _, column in columns(cache, CacheTypes())]
+    cache.mover.write(HostStore(cache.mover, {KV: 5}).fetch(copy), {KV: torch.from_numpy(none.copy())})
+    assert all(torch.equal(was, column) for was, (_, column) in zip(before, columns(cache, CacheTypes()), strict=True))
