@@ -113,12 +113,11 @@ class Verification:
         sizes = [*self.questions, *self.questions[:1] * num_derived(self.questions)]
         room, beside = (Room(asked, memory.page_size) for asked in (self.questions, self._adapted))
         # A page table is as wide as the largest question needs, so that steps of several prompts have more tokens.
-        context = min(largest([*self.questions, *self._pictured]), memory.context_length)
         self._roomy: list[Flags] = [
             {
                 "max_total_tokens": Room(asked, memory.page_size).roomy,
                 "max_running_requests": len(asked),
-                CONTEXT: context,
+                CONTEXT: min(largest(asked), memory.context_length),
             }
             for asked in (sizes, self._adapted, self._pictured or sizes)
         ]

@@ -65,8 +65,8 @@ VERIFY = (
     Mutant(
         "C15 steps of several prompts have more tokens than the context",
         "verify/run.py",
-        "context = min(largest([*self.questions, *self._pictured]), memory.context_length)",
-        "context = memory.context_length",
+        "CONTEXT: min(largest(asked), memory.context_length)",
+        "CONTEXT: memory.context_length",
         "verify/test_verify.py::test_verification_context_is_as_long_as_its_largest_question",
     ),
     Mutant(

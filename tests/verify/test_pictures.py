@@ -55,3 +55,15 @@ def test_circumstance_with_pictures_counts_for_answers_to_pictures_beside_others
     together = replace(said([5]), concurrency=2)
     touched = [one.touched(engines, question, answer) for question in (shown, text) for answer in (together, said([5]))]
     assert touched == [True, False, False, False]
+
+
+def test_circumstances_with_little_memory_have_room_for_their_context_on_pages_of_one_token(
+    verification: Verification,
+) -> None:
+    """C28: a picture makes a prompt longer, and the memory of circumstances without pictures has no room for it."""
+    given = {"model_path": verification.config.model_path, "page_size": 1}
+    small = Verification(given, num=9, max_tokens=8, seed=3)
+    little = [one for one in small.circumstances if "max_total_tokens" in one.flags and not one.adapted]
+    assert {one.pictured for one in little} == {True, False}
+    for one in little:
+        small._resolved({**small._roomy[2 if one.pictured else 0], **one.flags})
