@@ -126,6 +126,7 @@ _BY_REASON: Final = {
         "C16 first steps have no drafts",
         "C16 guesses are what the grammar allows",
         "C18 C30 a state is adopted when its step has committed",
+        "C18 a match is void when a kind has lost something",
         "C18 a snapshot is ready when its step has committed and not before",
         "C18 a wish that no step came to leaves what was tracked",
         "C18 of two tracking slots the one with the complete state is not written",
