@@ -314,7 +314,7 @@ def _shape(checkpoint: Checkpoint) -> list[tuple[str, str]]:
 
 
 def kv_heads(model: ModelConfig) -> str:
-    """Return what layers with attention keep of a token. Latent attention has no KV heads but one latent for all."""
+    """Return the KV heads of layers with attention, in words; of latent attention the latent that all heads share."""
     if not isinstance(model, LatentConfig):
         return f"{model.num_kv_heads} KV heads of {model.head_dim}"
     latent = model.latent

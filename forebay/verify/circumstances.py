@@ -360,7 +360,7 @@ async def _coming(engines: Engines) -> None:
 
 
 async def _coming_and_greedy(engines: Engines) -> None:
-    """In steps without a draw the greedy token of the model is the answer's, and nothing is chosen behind it."""
+    """Ask all, then the greedy questions alone, in steps without a draw: the next token is the model's likeliest."""
     await engines.ask_as_they_come()
     await engines.ask_all(GREEDY)
 

@@ -25,7 +25,7 @@ Sent = tuple[Mapping[str, Span], Rows]
 
 class Alone:
     """Computes one request after the other, each in memory that is cleared, prompts of up to `longest` tokens in one
-    step. No request has another half or tiers behind the device."""
+    step. Roles and tiers of the prefix cache are off."""
 
     def __init__(self, model: Network, ops: Ops, config: SchedulerConfig, longest: int) -> None:
         num_pages = ceil_div(longest, config.page_size) + 1

@@ -96,8 +96,8 @@ class Header:
         return entries
 
     def of_each(self, key: str) -> list[Any]:
-        """Return the metadata's value of `key` for each layer: a list of so many, or one for all. Raises ModelError for
-        a list of another length."""
+        """Return the metadata's value of `key` for each layer: its entries, or one value for all. Raises ModelError
+        for a list of another length."""
         value, count = self.own.get(key), len(self.layers)
         entries = value.tolist() if isinstance(value, np.ndarray) else value
         if not isinstance(entries, list):

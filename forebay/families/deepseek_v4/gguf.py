@@ -1,4 +1,4 @@
-"""DeepSeek V4 in GGUF. Left out: blocks that draft, which are behind the model's own."""
+"""DeepSeek V4 in GGUF. Draft blocks, which follow the model's own, are left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GLM-5.3-Flash in GGUF. Left out: blocks that draft, which are behind the model's own."""
+"""GLM-5.3-Flash in GGUF. Draft blocks, which follow the model's own, are left out."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def _configure(header: Header) -> None:
 
 
 def _restore(tensors: Tensors) -> Tensors:
-    """Decays have ones around their heads."""
+    """Restore latent attention and delta rules; decays have axes of size 1 around the axis of heads."""
     return {
         name: ComputedTensor((1, 1, *tensor.shape, 1), [tensor], tensor.pieces) if name.endswith(".A_log") else tensor
         for name, tensor in restore_delta(restore_latent(tensors)).items()

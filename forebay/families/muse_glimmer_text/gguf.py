@@ -1,5 +1,5 @@
 """Muse Glimmer in GGUF. Files carry the factor of queries in norm weights that the model itself does not have: all of
-the queries' are the factor, all of the keys' are 1. Layers with a window rotate, the others do not."""
+the queries' are the factor, all of the keys' are 1. Only layers with a window have a rotary embedding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _QUERY_NORM, _KEY_NORM = "attn_q_norm", "attn_k_norm"
 
 
 def _configure(header: Header) -> None:
-    """Complete the configuration. Raises ModelError for metadata that llama.cpp's converter always writes."""
+    """Complete the configuration. Raises ModelError if metadata are missing that llama.cpp's converter
+    always writes, and for norms that are no factor."""
     own, config = header.own, header.config
     for key in (_SCALE, _CAP):
         if key not in own:

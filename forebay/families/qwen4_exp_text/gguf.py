@@ -1,5 +1,5 @@
-"""Qwen 4 in GGUF. Left out: blocks that draft, which are behind the model's own. The table of n-grams stays in the
-file, whatever its type: see `forebay.ops.reference.tables`."""
+"""Qwen 4 in GGUF. Draft blocks, which follow the model's own, are left out. The table of n-grams stays in the file;
+`forebay.ops.reference.tables` has the types that can be read by row."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _KERNEL: Final = re.compile(r".*\.[qkv]_conv1d\.weight")
 
 
 def restore_delta(tensors: Tensors) -> Tensors:
-    """Kernels have their ones elsewhere; decays are stored as such, and a bias has no part of its own."""
+    """Restore the shapes of convolution kernels, and decays and biases as `restore_mamba2` does."""
     restored: Tensors = {}
     for name, tensor in restore_mamba2(tensors).items():
         if _KERNEL.fullmatch(name):

@@ -100,14 +100,14 @@ def yarn_amplitude(header: Header) -> None:
 
 
 def leave_out_draft(header: Header) -> None:
-    """Take the blocks that draft off the count of layers. Raises ModelError if no others would be left, and if the
-    first of them has no weights for drafting: a layer of the model would be left out."""
+    """Subtract the draft blocks from the number of layers. Raises ModelError if no layer remains, and if the first
+    draft block has no `nextn` weights: it is a layer of the model."""
     blocks, drafting = len(header.layers), header.own.get(DRAFTING, 0)
     if type(drafting) is not int or not 0 <= drafting < blocks:
         raise header.wrong(f"{DRAFTING} is {brief(drafting)} of {blocks} blocks")
     first = f"blk.{blocks - drafting}.nextn."
     if drafting and not any(name.startswith(first) for name in header.file.tensors):
-        raise header.wrong(f"{DRAFTING} is {drafting}, and block {blocks - drafting} has no weights that draft tokens")
+        raise header.wrong(f"{DRAFTING} is {drafting}, and block {blocks - drafting} has no nextn weights")
     header.config["num_hidden_layers"] = blocks - drafting
 
 
