@@ -395,7 +395,7 @@ def halted(settings: SchedulerConfig, change: Callable[[Scheduler], None]) -> En
     resume(engine.scheduler, now)
     for _ in range(3):
         engine.turn(now)
-    engine.scheduler.abort(1)
+    engine.scheduler.abort(2)  # with fewer tokens than before the halt
     while engine.scheduler.requests or engine.flights:
         engine.turn(now)
     return engine
