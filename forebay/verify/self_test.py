@@ -15,8 +15,8 @@ from forebay.verify.run import Verification
 from forebay.verify.verdict import Verdict
 
 LEAST_QUESTIONS: Final = 18
-"""Questions with which each fault was found. With 8, too few decode at once on deepseek_v3, glm_moe_dsa and deepseek_v4
-for an unpadded tail to change a token."""
+"""With 8 questions, too few decode at once on deepseek_v3, glm_moe_dsa and deepseek_v4 for an unpadded tail to change a
+token."""
 
 
 @dataclass(frozen=True, slots=True)
