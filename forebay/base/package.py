@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 ROOT = Path(__file__).parent.parent.parent  # what is on `sys.path` for this package to be found
