@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -48,6 +49,10 @@ settings.register_profile("short tier", settings.get_profile("any machine"), max
 settings.load_profile("any machine")
 
 faulthandler.enable()
+if "PYTEST_XDIST_WORKER" in os.environ and "coverage" not in sys.modules:
+    # Behind all that is registered later. The end of an interpreter collects what thousands of tests have left. The
+    # suite waited ten seconds for it.
+    atexit.register(os._exit, 0)
 _guarding = False
 _watchdog = Watchdog()
 _LOGGER = logging.getLogger("forebay")
