@@ -316,16 +316,14 @@ class Engines:
                     group.create_task(self.ask(number))
 
     async def ask_beside_the_longest(self) -> None:
-        """Ask one question of each way of choosing tokens after another, each right behind the longest question that
-        has no shorter answer: if there is no room for both answers, the longest keeps its memory."""
-        lengths = [(question.params.max_tokens, len(question.prompt)) for question in self.questions]
+        """Ask one question of each way of choosing tokens after another, each right behind that with the longest
+        prompt: if there is no room for both answers, the longest keeps its memory."""
         first = {question.way: number for number, question in reversed([*enumerate(self.questions)])}
+        lengths = [0 if question.is_derived else len(question.prompt) for question in self.questions]
+        longest = lengths.index(max(lengths))
         for number in sorted(first.values()):
-            least, _ = lengths[number]
-            longest = max(prompt for most, prompt in lengths if most >= least)
-            before = next(at for at, (most, prompt) in enumerate(lengths) if most >= least and prompt == longest)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.ask(before))
+                group.create_task(self.ask(longest))
                 group.create_task(self.ask(number))
 
     async def ask_as_they_come(self, *, some_give_up: bool = False) -> None:

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from forebay.base.errors import ConfigError, Conflict, EngineError
+from forebay.base.units import ceil_div
 from forebay.cli.main import main
 from forebay.cli.verify_engine import summary_of
 from forebay.config.engine_config import EngineConfig
@@ -30,7 +31,7 @@ from forebay.text.tokenizer import Tokenizer
 from forebay.verify import asking, run
 from forebay.verify.asking import NONE, Answer, Difference, Engines, Findings
 from forebay.verify.blame import Blame, Differs
-from forebay.verify.circumstances import FOLDER, Circumstance, Settings
+from forebay.verify.circumstances import FOLDER, Circumstance, Room, Settings
 from forebay.verify.questions import Question, derived, make_questions, num_derived
 from forebay.verify.run import Outcome, Verification
 from forebay.verify.verdict import Verdict
@@ -631,6 +632,23 @@ async def test_verify_circumstance_that_missed_a_way_of_choosing_tokens_is_asked
     assert (outcome.verdict, outcome.what) == (Verdict.NOT_SHOWN, "each alone; but not for: greedy")
     assert len(orders) == 3
     assert len({tuple(order) for order in orders}) == 3, "each time in another order"
+
+
+async def test_questions_beside_the_longest_do_not_fit_with_it_into_little_memory(tokenizer: Tokenizer) -> None:
+    """C26: the first question of each way is then retracted behind its first token, also one with a long answer."""
+    questions = make_questions(tokenizer, 18, 32, page_size=16, context_length=2048, seed=0, device="cpu")
+    asked: list[int] = []
+
+    async def ask(number: int) -> None:
+        asked.append(number)
+
+    await Engines.ask_beside_the_longest(cast(Engines, SimpleNamespace(questions=questions, ask=ask)))
+    pressed = Room(questions, 16).pressed // 16
+    pairs = [*zip(asked[::2], asked[1::2], strict=True)]
+    assert {questions[second].way for _, second in pairs} == {question.way for question in questions}
+    for first, second in pairs:
+        answer = min(questions[number].params.max_tokens for number in (first, second))
+        assert sum(ceil_div(len(questions[number].prompt) + answer, 16) for number in (first, second)) > pressed
 
 
 @pytest.mark.slow
