@@ -56,6 +56,13 @@ VERIFY = (
         "verify/test_verify.py::test_question_is_submitted_in_its_namespace",
     ),
     Mutant(
+        "C26 a question with a long answer is asked beside the longest prompt, too",
+        "verify/asking.py",
+        "                group.create_task(self.ask(longest))\n",
+        "                group.create_task(self.ask(number))\n",
+        "verify/test_verify.py::test_questions_beside_the_longest_do_not_fit_with_it_into_little_memory",
+    ),
+    Mutant(
         "C28 two ranks have steps in which nothing is drawn",
         "verify/circumstances.py",
         "    await engines.ask_all(GREEDY)\n",
