@@ -50,8 +50,7 @@ settings.load_profile("any machine")
 
 faulthandler.enable()
 if "PYTEST_XDIST_WORKER" in os.environ and "coverage" not in sys.modules:
-    # Behind all that is registered later. The end of an interpreter collects what thousands of tests have left. The
-    # suite waited ten seconds for it.
+    # Behind all that is registered later: the end of an interpreter collects what thousands of tests have left.
     atexit.register(os._exit, 0)
 _guarding = False
 _watchdog = Watchdog()
