@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from forebay.base.errors import ConfigError
-from forebay.base.exit_codes import EXIT_FAILED
+from forebay.base.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
 from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parser, whole
 from forebay.engine.recorder import file
@@ -36,7 +36,7 @@ _UNREPEATABLE: Final = (
 
 
 def run(words: Sequence[str]) -> int:
-    """Replay a file and print the result. Return 0 if all plans are the same, 1 if one differs."""
+    """Replay a file and print the result. Return 0 if all plans are the same, 1 if one differs, 2 if there was none."""
     summary = (
         "Give the recorded inputs to the same scheduler again, and compare each plan with the recorded one. The first "
         "plan that differs is printed beside the recorded one."
@@ -69,9 +69,11 @@ def _replayed(path: Path, recording: Recording, step: int | None) -> int:
         if replay.last is None or replay.last.step != step:
             raise ConfigError(f"{path}: there is no step {step}; {outcome.num_plans} plans were repeated")
         print("\n".join(lines(Planned.of(replay.last))))
-        return 0
+        return EXIT_OK
     print("\n".join(result_lines(outcome, len(recording.records))))
-    return EXIT_FAILED if outcome.difference else 0
+    if outcome.difference:
+        return EXIT_FAILED
+    return EXIT_OK if outcome.num_plans else EXIT_REFUSED
 
 
 def repeat(path: Path, recording: Recording, stop_at: int = -1) -> tuple[Outcome, Replay]:
@@ -97,7 +99,8 @@ def _check_sizes(path: Path, recording: Recording) -> None:
 
 
 def _on_tiny(path: Path, recording: Recording, step: int | None) -> int:
-    """Execute the plans. Return 1 if one differs, cannot be executed, or changes what a request gets."""
+    """Execute the plans. Return 1 if one differs, cannot be executed, or changes what a request gets, and 2 if no token
+    was compared."""
     if step is not None:
         raise ConfigError("--step prints a plan, and --on executes all of them: leave one of them out")
     if recording.header.num_lost_bytes:
@@ -115,7 +118,9 @@ def _on_tiny(path: Path, recording: Recording, step: int | None) -> int:
         raise ConfigError(f"{path}: its records cannot be repeated: {type(error).__name__}: {error!s:.200}") from error
     print("\n".join(result_lines(executed.outcome, len(recording.records))))
     print("\n".join(executed_lines(executed)))
-    return EXIT_FAILED if executed.outcome.difference or executed.error or executed.fault else 0
+    if executed.outcome.difference or executed.error or executed.fault:
+        return EXIT_FAILED
+    return EXIT_OK if executed.num_compared else EXIT_REFUSED
 
 
 def executed_lines(executed: Executed) -> Iterator[str]:
@@ -170,7 +175,7 @@ def _not_repeatable(path: Path, recording: Recording, step: int | None) -> int:
             f"prints the recorded plans ({steps}); a larger --flight-recorder keeps more"
         )
     print("\n".join(lines(found)))
-    return 0
+    return EXIT_OK
 
 
 def result_lines(outcome: Outcome, num_records: int) -> Iterator[str]:
@@ -179,7 +184,7 @@ def result_lines(outcome: Outcome, num_records: int) -> Iterator[str]:
         yield f"{outcome.num_plans:,} plans are the same; the next one differs, record {outcome.difference.number:,}"
         yield from beside(outcome.difference)
         return
-    yield f"{outcome.num_plans:,} plans are the same"
+    yield f"{outcome.num_plans:,} plans are the same" if outcome.num_plans else "no plan was compared"
     if outcome.ended:
         yield f"the replay ends before record {num_records:,}, the last: {outcome.ended}"
 

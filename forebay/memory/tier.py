@@ -77,12 +77,13 @@ class Span:
 
 class Tier:
     """The prefix tree of one memory: `cache` over the pages `kv`, and the `parts` of other kinds by name. Nothing is
-    stored in a tier while it is not `writable`."""
+    stored in a tier that no longer `stores`: one that was found not to be `writable`, which may change at any time."""
 
     def __init__(self, name: str, kv: Slots, cache: RadixCache, parts: Mapping[str, TieredKind]) -> None:
         self.name, self.kv, self.cache, self.parts = name, kv, cache, parts
         self.durable = name == DISK
         self.writable: Callable[[], bool] = lambda: True
+        self.stores = True
 
     @classmethod
     def behind(cls, name: str, device: Kinds, config: SchedulerConfig) -> Self:

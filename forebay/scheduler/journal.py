@@ -378,6 +378,12 @@ class Measured(Entry, frozen=True, tag="measure"):
     seconds: float
 
 
+class Unwritable(Entry, frozen=True, tag="unwritable"):
+    """Nothing more is stored in this tier of the prefix cache."""
+
+    tier: str
+
+
 class CheckEnded(Entry, frozen=True, tag="check end"):
     """The tenant of a check of the prefix cache is removed."""
 
@@ -435,6 +441,7 @@ Record = (
     | Forgotten
     | Reweighed
     | Measured
+    | Unwritable
     | CheckEnded
     | ChecksCleared
     | AdapterChanged

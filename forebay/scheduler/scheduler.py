@@ -38,6 +38,7 @@ from forebay.scheduler.journal import (
     Reclaimed,
     Recovering,
     StepFailed,
+    Unwritable,
 )
 from forebay.scheduler.limits import check_fits, check_room, overdue
 from forebay.scheduler.output_processor import OutputProcessor, by_request, charge_step
@@ -143,6 +144,14 @@ class Scheduler:
         for req in list(self.requests.values()):
             if error := overdue(req, self.config, now, self.queues.admits) or self.handoff.overdue(req, now):
                 self.outputs.finish(req, FinishReason.ERROR, Failure.of(error))
+
+    def notice_unwritable(self) -> None:
+        """Store nothing more in tiers of the prefix cache that can no longer be written."""
+        for tier in self.memory.tiers.all:
+            if tier.stores and not tier.writable():
+                if self.queues.journal is not None:
+                    self.queues.journal(Unwritable(tier.name))
+                tier.stores = False
 
     # -- deciding -------------------------------------------------------------------------------------------------
 

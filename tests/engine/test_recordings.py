@@ -11,6 +11,7 @@ import stat
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +34,23 @@ from forebay.engine.recorder.hidden import Hidden
 from forebay.engine.recorder.recorder import Recorder, decode_all, origin_of, start
 from forebay.engine.recorder.replay import Replay
 from forebay.memory.adapters import Adapters
+from forebay.memory.kv_allocator import KV
+from forebay.memory.tier import DISK
 from forebay.requests.pictures import Picture, digest_of
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import Grammar, GrammarKind, SamplingParams
 from forebay.requests.step_plan import StepResult
 from forebay.requests.updates import Failure
-from forebay.scheduler.journal import Added, Committed, Marked, Planning
+from forebay.scheduler.journal import Added, Beyond, Committed, Marked, Planning, Unwritable
 from forebay.scheduler.recovery import end_requests_of
 from forebay.scheduler.scheduler import Scheduler
 from tests.deadlines import HANGS_S
 from tests.engine.engine_fakes import CONFIG, ScriptedEngine, beat
 from tests.engine.fake_engine import ENTRY, script
 from tests.engine.scenes import FakeTime, play
+from tests.kinds_of import kind_config
 from tests.pictures import EDGE, PLACEHOLDER, SIZE, picture_config
+from tests.scheduler.rig import Rig
 from tests.simulation.rig import config
 
 CANARY = "the canary sings"
@@ -236,6 +241,26 @@ def test_replay_from_a_mark_of_an_engine_with_pictures_and_adapters_is_the_same(
     assert not [
         record for record in records if isinstance(record, Marked) and b"/models/" in zlib.decompress(record.state)
     ]
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_replay_stores_nothing_in_files_from_where_they_could_no_longer_be_written(is_recorded: bool) -> None:
+    data, slots = list[bytes](), {KV: 24}
+    rig = Rig(num_pages=15, tiers={DISK: slots}, kinds=kind_config(slot_bytes={KV: 4}, recompute_bytes_per_token=200))
+    origin = origin_of(rig.scheduler)
+    journal = Recorder(lambda record, before=None: data.extend(filter(None, (before, record))))
+    rig.scheduler.queues.journal = journal
+    disk = rig.scheduler.memory.tiers.named(DISK)
+    for is_writable in (True, False):
+        disk.writable = partial(bool, is_writable)
+        rig.scheduler.notice_unwritable()
+        rig.add(12, max_new=2)
+        rig.run()
+        assert disk.cache.num_pages == 3, "pages of the first prompt alone"
+    rig.scheduler.expire(0.0)  # the last plan is appended with it
+    records = [one for one in decode_all(data) if is_recorded or not isinstance(one, Unwritable)]
+    outcome = Replay(origin=origin, records=records).run()
+    assert (outcome.difference is None, outcome.ended) == (is_recorded, "")
 
 
 def test_state_that_cannot_be_kept_is_named_by_the_replay(folder: Path) -> None:
@@ -469,6 +494,19 @@ def test_replay_engine_that_died_behind_a_plan_decides_it_again(
     assert plan is not None
     assert command.run([str(path), "--step", str(plan.step)]) == 0
     assert "row 1: prompt tokens 0 to 3, request 1 begins" in capsys.readouterr().out
+
+
+def test_replay_that_compares_no_plan_is_no_success(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scheduler, buffer = recorded_scheduler()
+    scheduler.expire(0.0)
+    file.write(folder / "idle.bin", Header(model={"model_type": "llama"}), buffer.content())
+    scheduler.queues.journal(Beyond("an entry was dropped"))
+    run_alone(scheduler, 1, PROMPT)
+    file.write(folder / "beyond.bin", Header(), buffer.content())
+    for name in ("idle.bin", "beyond.bin"):
+        assert command.run([str(folder / name)]) == EXIT_REFUSED
+        assert "no plan was compared" in capsys.readouterr().out
+    assert command.run([str(folder / "idle.bin"), "--on", "tiny"]) == EXIT_REFUSED
 
 
 def test_replay_prints_the_plan_of_a_step(written: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,20 @@ FLIGHTS = (
         _SIMULATED,
     ),
     Mutant(
+        "C29 a replay that compares no plan is no success",
+        "cli/replay.py",
+        "return EXIT_OK if outcome.num_plans else EXIT_REFUSED",
+        "return EXIT_OK",
+        f"{_FILES}::test_replay_that_compares_no_plan_is_no_success",
+    ),
+    Mutant(
+        "C19 files that can no longer be written are recorded",
+        "scheduler/scheduler.py",
+        "                    self.queues.journal(Unwritable(tier.name))\n",
+        "                    pass\n",
+        f"{_FILES}::test_replay_stores_nothing_in_files_from_where_they_could_no_longer_be_written[True]",
+    ),
+    Mutant(
         "C19 an event of a transfer is recorded",
         "scheduler/handoff.py",
         "            self.queues.journal(Transferred.of(event, now))\n",

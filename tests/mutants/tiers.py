@@ -100,8 +100,8 @@ TIERS = (
     Mutant(
         "C27 nothing is copied to files that can no longer be written",
         _TIERS,
-        "if namespace is not None and tier.writable():",
-        "if namespace is not None and tier.writable:",
+        "if namespace is not None and tier.stores:",
+        "if namespace is not None:",
         _FILES + "test_disk_that_is_full_turns_the_tier_off_with_one_line[write]",
     ),
     Mutant(

@@ -273,6 +273,7 @@ class EngineCore:
         if now >= self._expire_at:
             self._expire_at = now + EXPIRE_INTERVAL_S
             self.scheduler.expire(now)
+        self.scheduler.notice_unwritable()
         if self.exchange and self.exchange.handle_events(now):
             self._progressed = True
 

@@ -53,6 +53,7 @@ from forebay.scheduler.journal import (
     StepFailed,
     Transferred,
     Unmarked,
+    Unwritable,
 )
 from forebay.scheduler.prefill_role import PrefillRole
 from forebay.scheduler.proposer import Proposer
@@ -289,6 +290,8 @@ class Replay:
                 scheduler.reclaim_leaks()
             case Measured():
                 scheduler.memory.tiers.measured(self.plans[record.step], record.seconds)
+            case Unwritable():
+                scheduler.memory.tiers.named(record.tier).stores = False
             case CheckEnded():
                 del scheduler.queues.accounts[CHECK]
             case ChecksCleared():

@@ -60,7 +60,7 @@ class Tiers:
 
     def restore(self, name: str, records: Iterable[Found], *, writable: Callable[[], bool]) -> int:
         """Take over what a tier has kept since an earlier process, before the first step; the number of tokens. Nothing
-        is added to the tier while `writable` returns False."""
+        is added to the tier once `writable` was found to return False."""
         tier = self.named(name)
         tier.writable = writable
         restore(tier, records, f"{name}_restore", self._pools.pictures)
@@ -93,7 +93,7 @@ class Tiers:
         here = self._prefix(req, allocation.pin.num_pages, allocation.pin.tenant, req.cache_namespace)
         for tier in self.all:
             namespace = namespace_in(req, tier)
-            if namespace is not None and tier.writable():
+            if namespace is not None and tier.stores:
                 self._store_in(tier, req, here, namespace)
 
     def _store_in(self, tier: Tier, req: Request, here: Prefix, namespace: str) -> None:
