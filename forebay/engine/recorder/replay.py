@@ -282,6 +282,16 @@ class Replay:
                 self._take_event(record)
             case SetAside():
                 scheduler.handoff.spare.set_aside(record.ticket, record.num_tokens)  # type: ignore[attr-defined]
+            case AdapterChanged():
+                scheduler.pools.adapters.repeat(record)
+            case AdapterLost():
+                end_requests_of(scheduler.queues, scheduler.outputs, record.number, _LOST)
+            case _:
+                self._repeat_of_cache(record)
+
+    def _repeat_of_cache(self, record: Record) -> None:
+        scheduler = self.scheduler
+        match record:
             case Flushed():
                 scheduler.flush_cache()
             case FlushedOn():
@@ -296,10 +306,6 @@ class Replay:
                 del scheduler.queues.accounts[CHECK]
             case ChecksCleared():
                 clear_checks(scheduler.pools.cache)
-            case AdapterChanged():
-                scheduler.pools.adapters.repeat(record)
-            case AdapterLost():
-                end_requests_of(scheduler.queues, scheduler.outputs, record.number, _LOST)
             case _:
                 self._repeat_halt(record)
 
