@@ -63,7 +63,19 @@ def repeated(path: Path, server: Running) -> list[str]:
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize("body", [CHAT, TEXT])
+# One of each form that a sampling parameter can have: a number, an object by token id, a list, a grammar.
+SAMPLED = {
+    **TEXT,
+    "logit_bias": {"100": 5, "7": -1.5},
+    "stop": ["end"],
+    "bad_words": ["bad"],
+    "logprobs": 2,
+    "top_p": 0.5,
+}
+HELD = {**CHAT, "response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize("body", [CHAT, TEXT, SAMPLED, HELD])
 def test_receipt_of_an_answer_repeats_it(server: Running, body: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
     path = stored(server, body, tmp_path)
     receipt = json.loads(path.read_text())["answer"]["usage"]["receipt"]

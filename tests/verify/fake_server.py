@@ -44,6 +44,7 @@ class FakeServer:
     _asked: Counter[str] = field(default_factory=Counter)
     _cached: set[tuple[str, str]] = field(default_factory=set)
     _aborted: set[str] = field(default_factory=set)
+    _serving: set[asyncio.Task[None]] = field(default_factory=set)
     _waiting: list[asyncio.Future[int]] = field(default_factory=list)
     _long: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -55,8 +56,14 @@ class FakeServer:
             yield self
         finally:
             server.close()
+            if self._serving:
+                await asyncio.wait(self._serving)  # each ends when its client has left
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             if head.startswith("GET /server_info"):

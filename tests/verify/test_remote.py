@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 from forebay.base.errors import ConfigError, EngineError, ForebayError, Unauthorized, Unavailable
 from forebay.cli.commands import run as forebay
+from forebay.verify.remote import server as server_module
 from forebay.verify.remote.circumstances import Group
 from forebay.verify.remote.questions import make_questions, read_questions, sibling
 from forebay.verify.remote.replies import Reply, first_difference
@@ -30,7 +32,7 @@ MAX_TOKENS = 6
 
 
 async def _compared(
-    fake: FakeServer, *, context: int = 600, budget_s: float = HANGS_S
+    fake: FakeServer, *, context: int = 600, budget_s: float = HANGS_S, spent: bool = False
 ) -> tuple[Comparison, list[Outcome]]:
     async with fake.listening():
         server = await Server.find(fake.url, None, "")
@@ -38,6 +40,8 @@ async def _compared(
             questions = make_questions(1, context, MAX_TOKENS)
             comparison = Comparison([server], questions, max_tokens=MAX_TOKENS, seed=1, budget_s=budget_s)
             await comparison.ask_alone()
+            if spent:
+                comparison._deadline = 0.0
             outcomes = []
             for circumstance in comparison.circumstances:
                 fake.gather, fake.awaits_long = circumstance.size + 1, circumstance.group is Group.ARRIVALS
@@ -140,10 +144,22 @@ def test_question_that_the_server_refuses_is_left_out_with_the_reason() -> None:
 
 
 def test_budget_that_is_spent_leaves_the_rest_out_and_shows_nothing() -> None:
-    comparison, outcomes = asyncio.run(_compared(FakeServer(), budget_s=1e-9))
-    assert len(comparison.alone) == 1
+    _, outcomes = asyncio.run(_compared(FakeServer(), spent=True))
     assert {outcome.verdict for outcome in outcomes} == {Verdict.LEFT_OUT}
     assert exit_code(outcomes, 1) == 2
+
+
+def test_server_that_answers_nothing_is_one_error_at_the_end_of_the_budget() -> None:
+    with pytest.raises(Unavailable, match=r"nothing within the budget of 0\.05 s"):
+        asyncio.run(_compared(FakeServer(gather=2), budget_s=0.05))
+
+
+def test_server_that_does_not_say_its_models_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_INFORMS_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(Unavailable, match="does not answer in time"):
+            asyncio.run(Server.find(url, None, ""))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from forebay.base.errors import ForebayError
+from forebay.base.errors import ForebayError, Unavailable
 from forebay.verify.remote.circumstances import Circumstance, Group, at_another, circumstances
 from forebay.verify.remote.questions import Question
 from forebay.verify.remote.server import Refused, Server
@@ -52,7 +52,8 @@ class Comparison:
     async def ask_alone(self) -> None:
         """Ask each question alone, short prompts first, until a share of the budget is spent or a request fails.
 
-        Raises Refused if the server takes none of them, and whatever else the first of them failed with.
+        Raises Refused if the server takes none of them, Unavailable if none is answered within the budget, and
+        whatever else the first of them failed with.
         """
         server = self.servers[0]
         until = time.monotonic() + self._budget_s * _ALONE_SHARE
@@ -60,7 +61,14 @@ class Comparison:
             if self.alone and time.monotonic() > until:
                 break
             try:
-                reply = await server.ask(question.fields, self.max_tokens)
+                async with asyncio.timeout(self._deadline - time.monotonic()):
+                    reply = await server.ask(question.fields, self.max_tokens)
+            except TimeoutError:
+                if self.alone:
+                    break
+                raise Unavailable(
+                    f"{server.url} has answered nothing within the budget of {self._budget_s:g} s"
+                ) from None
             except Refused as error:
                 self.refused.append((question, error.message))
                 continue

@@ -20,6 +20,7 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 _TOPS: Final = 5  # alternatives whose log-probabilities are asked for
 _CONNECT_S: Final = 10.0
+_INFORMS_S: Final = 30.0  # for what a server knows without computing
 _WHOLE: Final = "both"  # role of a member of a router that answers whole requests
 _MOST_MEMBERS: Final = 64  # that are compared
 _MAX_CONNECTIONS: Final = 256
@@ -75,7 +76,7 @@ class Server:
         client = httpx2.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=timeout)
         try:
             async with _failures(url):
-                listed = _models(url, _json(url, await client.get("/v1/models")))
+                listed = _models(url, _json(url, await client.get("/v1/models", timeout=_INFORMS_S)))
         except BaseException:
             await client.aclose()
             raise
@@ -111,7 +112,7 @@ class Server:
         none of any other server."""
         try:
             async with _failures(self.url):
-                found = _json(self.url, await self._client.get("/server_info")).get("members")
+                found = _json(self.url, await self._client.get("/server_info", timeout=_INFORMS_S)).get("members")
         except ForebayError:
             return []
         each = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
@@ -121,7 +122,7 @@ class Server:
     async def environment(self) -> Mapping[str, str]:
         """Return what the server computes with. Raises ConfigError for a server that does not say."""
         async with _failures(self.url):
-            info = _json(self.url, await self._client.get("/server_info"))
+            info = _json(self.url, await self._client.get("/server_info", timeout=_INFORMS_S))
         found = info.get("environment")
         if not isinstance(found, dict):
             raise ConfigError(f"{self.url} does not say what it computes with: receipts are Forebay's")
@@ -181,6 +182,8 @@ async def _failures(url: str) -> AsyncIterator[None]:
         yield
     except httpx2.ConnectError as error:
         raise Unavailable(f"no server answers at {url}: {error}") from None
+    except httpx2.TimeoutException as error:
+        raise Unavailable(f"{url} does not answer in time ({type(error).__name__})") from None
     except httpx2.HTTPError as error:
         raise EngineError(
             f"{url} broke the connection: {error or type(error).__name__}", code="connection_lost"

@@ -62,6 +62,7 @@ def receipt_of(
     output_ids: Sequence[int],
 ) -> Receipt:
     """Return the receipt of an answer. `adapter` is the digest of the adapter's tensors, "" for none."""
+    sampling = msgspec.to_builtins(msgspec.structs.replace(params, seed=RANDOM_SEED), str_keys=True)
     found = Receipt(
         receipt_format=FORMAT,
         environment=dict(environment),
@@ -69,7 +70,7 @@ def receipt_of(
         adapter_digest=adapter,
         prompt_digest=digest(np.asarray(prompt_ids, "<u4").tobytes()),
         prompt_tokens=len(prompt_ids),
-        sampling_digest=digest(msgspec.json.encode(msgspec.structs.replace(params, seed=RANDOM_SEED), order="sorted")),
+        sampling_digest=digest(msgspec.json.encode(sampling, order="sorted")),
         seed=seed,
         output_ids=[*output_ids],
     )
