@@ -61,7 +61,7 @@ def run(words: Sequence[str]) -> int:
         print(as_json(comparison, outcomes))
     if page is not None:
         page.write_text(as_html(comparison, outcomes, command), "utf-8")
-    return exit_code(outcomes, own.at_least)
+    return exit_code([*outcomes, *comparison.unanswered], own.at_least)
 
 
 def _budget_s(text: str) -> float:

@@ -32,16 +32,17 @@ EXIT_DIFFERENT: Final = 1  # or a request failed
 EXIT_TOO_FEW: Final = 2  # circumstances were shown
 
 COLUMNS: Final = 80
-_VERDICT, _NAME = 10, 32  # columns
+VERDICT_COLUMNS: Final = 10
+_NAME_COLUMNS: Final = 32
 _MAX_SHOWN: Final = 3  # differences of a circumstance
 
 
 def table_lines(verdict: StrEnum, name: str, what: str, differences: Sequence[str]) -> Iterator[str]:
     """Yield the lines of one circumstance: its verdict, name and proof, then its first differences."""
-    first = f"{verdict:<{_VERDICT}}{name:<{_NAME}}"
+    first = f"{verdict:<{VERDICT_COLUMNS}}{name:<{_NAME_COLUMNS}}"
     wrapper = textwrap.TextWrapper(COLUMNS - 1, first, " " * len(first), break_long_words=False)
     yield from wrapper.wrap(what) or [first]
-    indent = " " * _VERDICT
+    indent = " " * VERDICT_COLUMNS
     yield from (f"{indent}{difference}" for difference in differences[:_MAX_SHOWN])
     if len(differences) > _MAX_SHOWN:
         yield f"{indent}and {len(differences) - _MAX_SHOWN} more"

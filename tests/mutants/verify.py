@@ -218,6 +218,13 @@ VERIFY = (
         f"{_TEST}::test_requests_are_salted_where_the_server_has_salts_unless_the_cache_is_compared",
     ),
     Mutant(
+        "C19 a request that a server fails at, and does not refuse, is a failure",
+        "cli/verify_url.py",
+        "exit_code([*outcomes, *comparison.unanswered], own.at_least)",
+        "exit_code(outcomes, own.at_least)",
+        f"{_TEST}::test_request_that_fails_alone_is_a_failure_though_all_circumstances_are_the_same",
+    ),
+    Mutant(
         "C31 a receipt names the chat template",
         "server/context.py",
         ', "template": self.tokenizer.template_digest}',

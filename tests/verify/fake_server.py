@@ -34,6 +34,7 @@ class FakeServer:
     gives_logprobs: bool = True
     reports_cached: bool = True
     refuses: str = ""  # a field of the body
+    fails_on: str = ""  # a field of the body, with status 500
     status: int = 200
     body: bytes = b""
     good: int = 0
@@ -104,6 +105,8 @@ class FakeServer:
             await _send(writer, self.status, self.body or b'{"error": {"message": "no"}}')
         elif self.refuses and self.refuses in body:
             await _send(writer, 400, json.dumps({"error": {"message": f"{self.refuses} is unknown"}}).encode())
+        elif self.fails_on and self.fails_on in body:
+            await _send(writer, 500, b'{"error": {"message": "stack trace"}}')
         elif body.get("stream"):
             await self._stream(writer, body)
         else:

@@ -116,11 +116,19 @@ def test_server_that_never_repeats_itself_leaves_nothing_to_compare() -> None:
     assert {outcome.verdict for outcome in outcomes[1:]} == {Verdict.LEFT_OUT}
 
 
-def test_cache_that_nothing_reports_is_not_shown() -> None:
-    outcomes = asyncio.run(_compared(FakeServer(reports_cached=False)))[1]
+@pytest.mark.parametrize(
+    ("owner", "hint"),
+    [
+        ("library", ""),
+        ("vllm", ", unless it is started with --enable-prompt-tokens-details"),
+        ("sglang", ", unless it is started with --enable-cache-report"),
+    ],
+)
+def test_cache_that_nothing_reports_is_not_shown(owner: str, hint: str) -> None:
+    outcomes = asyncio.run(_compared(FakeServer(owner=owner, reports_cached=False)))[1]
     cached = [outcome for outcome in outcomes if outcome.group is Group.CACHE]
     assert {outcome.verdict for outcome in cached} == {Verdict.NOT_SHOWN}
-    assert {outcome.what for outcome in cached} == {"the server does not report cached tokens"}
+    assert {outcome.what for outcome in cached} == {f"the server does not report cached tokens{hint}"}
 
 
 def test_requests_are_salted_where_the_server_has_salts_unless_the_cache_is_compared() -> None:
@@ -138,9 +146,10 @@ def test_requests_are_salted_where_the_server_has_salts_unless_the_cache_is_comp
 
 def test_question_that_the_server_refuses_is_left_out_with_the_reason() -> None:
     comparison, outcomes = asyncio.run(_compared(FakeServer(refuses="tools")))
-    assert [question.way for question, _ in comparison.refused] == ["tools", "tools"]
-    assert "tools is unknown" in comparison.refused[0][1]
+    assert [one.question.way for one in comparison.unanswered] == ["tools", "tools"]
+    assert "tools is unknown" in comparison.unanswered[0].reason
     assert set(_verdicts(outcomes).values()) == {Verdict.SAME}
+    assert exit_code([*outcomes, *comparison.unanswered], len(outcomes)) == 0
 
 
 def test_budget_that_is_spent_leaves_the_rest_out_and_shows_nothing() -> None:
@@ -184,13 +193,27 @@ def test_server_that_cannot_be_compared_is_one_error(fake: FakeServer, error: ty
 def test_server_that_fails_in_the_middle_is_compared_by_what_it_answered_before() -> None:
     """A rate limit from the fourth request on."""
     comparison, outcomes = asyncio.run(_compared(FakeServer(status=429, good=3)))
-    assert (len(comparison.alone), len(comparison.refused)) == (3, 1)
-    assert "limits the rate" in comparison.refused[0][1]
+    assert (len(comparison.alone), len(comparison.unanswered)) == (3, 1)
+    assert "limits the rate" in comparison.unanswered[0].reason
+    assert comparison.unanswered[0].verdict is Verdict.LEFT_OUT
+    assert verdict_text(outcomes) == f"no circumstance was shown; requests failed in {len(outcomes)}"
     assert ["4 longest prompts" in line for line in left_out_lines(comparison)] == [False, False]
     assert ["3 longest prompts" in line for line in left_out_lines(comparison)] == [False, True]
     assert {outcome.verdict for outcome in outcomes} == {Verdict.FAILED}
     assert all("limits the rate" in outcome.what and "\n" not in outcome.what for outcome in outcomes)
     assert exit_code(outcomes, 1) == 1
+
+
+def test_request_that_fails_alone_is_a_failure_though_all_circumstances_are_the_same() -> None:
+    fake = FakeServer(fails_on="tools")
+    comparison, outcomes = asyncio.run(_compared(fake))
+    assert [(one.question.way, one.verdict) for one in comparison.unanswered] == [("tools", Verdict.FAILED)]
+    assert next(left_out_lines(comparison)).startswith("failed    tools")
+    assert "<li>failed    tools" in as_html(comparison, outcomes, "")
+    assert set(_verdicts(outcomes).values()) == {Verdict.SAME}
+    assert exit_code([*outcomes, *comparison.unanswered], 1) == 1
+    with _running(fake) as url:
+        assert forebay(["verify", "--url", url, "--only=streamed", "--max-tokens=6", f"--budget={HANGS_S}s"]) == 1
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Any, Final
 from forebay.base.package import __version__
 from forebay.verify.remote.replies import Difference, first_unequal_word
 from forebay.verify.remote.run import Comparison, Outcome, verdict_text
-from forebay.verify.verdict import Verdict, table_lines
+from forebay.verify.verdict import VERDICT_COLUMNS, Verdict, table_lines
 
 
 def asked_text(comparison: Comparison) -> str:
@@ -26,9 +26,9 @@ def asked_text(comparison: Comparison) -> str:
 
 def left_out_lines(comparison: Comparison) -> Iterator[str]:
     """Yield a line for each question that the server refuses or fails at, and one for those that were not asked."""
-    for question, reason in comparison.refused:
-        yield f"left out  {question.way}, {question.num_tokens:,} tokens: {reason}"
-    num_skipped = len(comparison.questions) - len(comparison.alone) - len(comparison.refused)
+    for one in comparison.unanswered:
+        yield f"{one.verdict:<{VERDICT_COLUMNS}}{one.question.way}, {one.question.num_tokens:,} tokens: {one.reason}"
+    num_skipped = len(comparison.questions) - len(comparison.alone) - len(comparison.unanswered)
     if num_skipped:
         yield f"left out  the {num_skipped} longest prompts: no time, or the server failed; --budget gives more time"
 
@@ -77,7 +77,9 @@ def as_json(comparison: Comparison, outcomes: Sequence[Outcome]) -> str:
         "servers": [server.url for server in comparison.servers],
         "model": comparison.servers[0].model,
         "asked": asked_text(comparison),
-        "refused": [{"way": question.way, "reason": reason} for question, reason in comparison.refused],
+        "unanswered": [
+            {"way": one.question.way, "reason": one.reason, "verdict": one.verdict} for one in comparison.unanswered
+        ],
         "verdict": verdict_text(outcomes),
         "outcomes": [asdict(outcome) for outcome in outcomes],
     }
@@ -105,11 +107,13 @@ def as_html(comparison: Comparison, outcomes: Sequence[Outcome], command: str) -
         for outcome in outcomes
         for difference in outcome.findings.differences
     )
+    unanswered = "".join(f"<li>{escape(line)}</li>" for line in left_out_lines(comparison))
     title = "Does anything around a request change its answer?"
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>
 <h1>{title}</h1>
 <p>{escape(asked_text(comparison))}.</p>
+{f"<ul>{unanswered}</ul>" if unanswered else ""}
 <p><b>{escape(summary_text(outcomes))}</b></p>
 <table><tr><th></th><th>circumstance</th><th>how far it came about</th><th>time</th></tr>
 {rows}

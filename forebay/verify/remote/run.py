@@ -12,11 +12,12 @@ from typing import Final
 from forebay.base.errors import ForebayError, Unavailable
 from forebay.verify.remote.circumstances import Circumstance, Group, at_another, circumstances
 from forebay.verify.remote.questions import Question
-from forebay.verify.remote.server import Refused, Server
+from forebay.verify.remote.server import RateLimited, Refused, Server
 from forebay.verify.remote.session import Alone, Findings, Session
 from forebay.verify.verdict import Verdict, first_error
 
 _ALONE_SHARE: Final = 1 / 16  # of the budget; each circumstance takes at least as long
+_CACHE_OPTIONS: Final = {"vllm": "--enable-prompt-tokens-details", "sglang": "--enable-cache-report"}  # by `owned_by`
 
 
 @dataclass(slots=True)
@@ -32,10 +33,19 @@ class Outcome:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A question without an answer alone: left out if the server does not take it or limits the rate, else failed."""
+
+    question: Question
+    reason: str
+    verdict: Verdict
+
+
 class Comparison:
     """Answers of `servers[0]` in all circumstances, and those of the other servers, beside its answers alone.
 
-    `budget_s` is the time that all of it may take. `refused` are the questions that the server does not take.
+    `budget_s` is the time that all of it may take.
     """
 
     def __init__(
@@ -45,7 +55,7 @@ class Comparison:
         self._seed, self._budget_s = seed, budget_s
         self._deadline = time.monotonic() + budget_s
         self.alone: list[Alone] = []
-        self.refused: list[tuple[Question, str]] = []
+        self.unanswered: list[Unanswered] = []
         others = [at_another(server.url) for server in servers[1:]]
         self.circumstances = [*circumstances(), *others]
 
@@ -69,18 +79,17 @@ class Comparison:
                 raise Unavailable(
                     f"{server.url} has answered nothing within the budget of {self._budget_s:g} s"
                 ) from None
-            except Refused as error:
-                self.refused.append((question, error.message))
-                continue
             except ForebayError as error:
+                self.unanswered.append(_unanswered(question, error))
+                if isinstance(error, Refused):
+                    continue
                 if not self.alone:
                     raise
-                self.refused.append((question, error.message))
                 break
             server.gives_logprobs = server.gives_logprobs and bool(reply.tokens or not reply.text)
             self.alone.append(Alone(question, reply))
         if not self.alone:
-            raise Refused(f"no question was answered; the first error: {self.refused[0][1]}")
+            raise Refused(f"no question was answered; the first error: {self.unanswered[0].reason}")
 
     async def outcome(self, circumstance: Circumstance) -> Outcome:
         """Ask the questions in one circumstance, at most until the budget is spent."""
@@ -127,23 +136,33 @@ class Comparison:
         return Outcome(circumstance.name, circumstance.group, verdict, what, circumstance.size)
 
 
+def _unanswered(question: Question, error: ForebayError) -> Unanswered:
+    verdict = Verdict.LEFT_OUT if isinstance(error, (Refused, RateLimited)) else Verdict.FAILED
+    return Unanswered(question, error.message, verdict)
+
+
 def _why_not(circumstance: Circumstance, session: Session) -> str:
     if circumstance.group is Group.CACHE and session.findings.cached_tokens is None:
-        return "the server does not report cached tokens"
+        option = _CACHE_OPTIONS.get(session.server.owner)
+        return "the server does not report cached tokens" + (f", unless it is started with {option}" if option else "")
     if circumstance.group is Group.FORM and not session.server.gives_logprobs:
         return "the server returns no log-probabilities"
     return ""
 
 
 def verdict_text(outcomes: Sequence[Outcome]) -> str:
-    """Return what the answers depend on, in one sentence."""
+    """Return what the answers depend on and where requests failed, in one sentence."""
     different = [outcome for outcome in outcomes if outcome.verdict is Verdict.DIFFERENT]
     shown = sum(outcome.verdict in (Verdict.SAME, Verdict.DIFFERENT) for outcome in outcomes)
-    if not different:
-        return f"no answer differs in the {shown} circumstances that were shown"
     found = [_unrepeated(outcome) for outcome in different if outcome.group is Group.REPEATED]
     if causes := _causes(different):
         found.append(f"answers depend on {' and on '.join(causes)}")
+    if not shown:
+        found.append("no circumstance was shown")
+    elif not different:
+        found.append(f"no answer differs in the {shown} circumstances that were shown")
+    if num_failed := sum(outcome.verdict is Verdict.FAILED for outcome in outcomes):
+        found.append(f"requests failed in {num_failed}")
     return "; ".join(found)
 
 
