@@ -40,7 +40,7 @@ _MAX_SHOWN: Final = 3  # differences of a circumstance
 def table_lines(verdict: StrEnum, name: str, what: str, differences: Sequence[str]) -> Iterator[str]:
     """Yield the lines of one circumstance: its verdict, name and proof, then its first differences."""
     first = f"{verdict:<{VERDICT_COLUMNS}}{name:<{_NAME_COLUMNS}}"
-    wrapper = textwrap.TextWrapper(COLUMNS - 1, first, " " * len(first), break_long_words=False)
+    wrapper = textwrap.TextWrapper(COLUMNS - 1, first, " " * len(first), break_long_words=False, break_on_hyphens=False)
     yield from wrapper.wrap(what) or [first]
     indent = " " * VERDICT_COLUMNS
     yield from (f"{indent}{difference}" for difference in differences[:_MAX_SHOWN])

@@ -17,12 +17,13 @@ WORDS = ("tide", "mill", "oak", "rain", "iron", "salt", "wool", "lamp")
 @dataclass
 class FakeServer:
     """`gather` is the number of requests that are answered together, `batch_from` the number from which answers of a
-    batch differ. `status` and `body` replace every answer of a POST, from the `good`-th on; `garbage` is an event of
-    each stream."""
+    batch differ, `drift_from` that from which their log-probabilities do. `status` and `body` replace every answer of a
+    POST, from the `good`-th on; `garbage` is an event of each stream."""
 
     owner: str = "vllm"
     models: tuple[str, ...] = ("fake",)
     batch_from: int = 0
+    drift_from: int = 0
     gather: int = 1
     unsteady: frozenset[str] = frozenset()  # kinds of requests whose repetition differs: "seed", "greedy"
     wrong_from_cache: bool = False
@@ -151,7 +152,8 @@ class FakeServer:
         if not (self.gives_logprobs and body.get("logprobs")):
             return {}
         tops = [{"token": "wrong", "logprob": -1.5}, {"token": "tide", "logprob": -2.0}]
-        return {"logprobs": {"content": [{"token": word, "logprob": -0.5, "top_logprobs": tops} for word in words]}}
+        logprob = -0.75 if 0 < self.drift_from <= body["batch"] else -0.5
+        return {"logprobs": {"content": [{"token": word, "logprob": logprob, "top_logprobs": tops} for word in words]}}
 
     async def _stream(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
         """Send a word an event; with `awaits_long` wait for a long prompt before the last one."""

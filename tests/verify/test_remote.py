@@ -18,10 +18,10 @@ import pytest
 from forebay.base.errors import ConfigError, EngineError, ForebayError, Unauthorized, Unavailable
 from forebay.cli.commands import run as forebay
 from forebay.verify.remote import server as server_module
-from forebay.verify.remote.circumstances import Group
+from forebay.verify.remote.circumstances import Group, circumstances
 from forebay.verify.remote.questions import make_questions, read_questions, sibling
 from forebay.verify.remote.replies import Reply, first_difference
-from forebay.verify.remote.report import as_html, as_json, left_out_lines
+from forebay.verify.remote.report import as_html, as_json, left_out_lines, outcome_lines, summary_text
 from forebay.verify.remote.run import Comparison, Outcome, verdict_text
 from forebay.verify.remote.server import RateLimited, Refused, Server
 from forebay.verify.verdict import Verdict, exit_code
@@ -93,6 +93,19 @@ def test_difference_names_tokens_and_the_gap_that_the_expected_one_had_alone() -
     difference = next(outcome for outcome in outcomes if outcome.name == "beside 16").findings.differences[0]
     assert (difference.unit, difference.place, difference.found, difference.gap) == ("token", 5, "wrong", 1.0)
     assert difference.texts[0] != difference.texts[1]
+
+
+def test_outcome_names_how_far_log_probabilities_of_equal_tokens_are_apart() -> None:
+    outcomes = asyncio.run(_compared(FakeServer(drift_from=5)))[1]
+    lines = {outcome.name: " ".join(" ".join(outcome_lines(outcome)).split()) for outcome in outcomes}
+    assert lines["beside 1"] == "same beside 1 up to 1 other in flight"
+    assert lines["beside 4"] == "same beside 4 up to 4 others in flight; log-probabilities up to 0.25 apart"
+    assert "are up to 0.25 apart. Verdict: no answer differs in the 11" in summary_text(outcomes)
+
+
+def test_circumstances_that_take_long_come_last() -> None:
+    """A prompt of 2,000 tokens arrives for each token of an answer: this took two thirds of vLLM's 15 minutes."""
+    assert circumstances()[-1].group is Group.ARRIVALS
 
 
 def test_server_without_log_probabilities_is_compared_by_text() -> None:

@@ -49,8 +49,8 @@ def circumstances() -> list[Circumstance]:
         Circumstance("from the prefix cache", Group.CACHE, Session.twice_warm, _cached),
         Circumstance("after a similar prompt", Group.CACHE, Session.after_siblings, _cached),
         Circumstance("after an abort", Group.ABORTS, Session.after_aborts, _aborted),
-        Circumstance("long prompts arrive", Group.ARRIVALS, Session.with_arrivals, _arrived),
         *(Circumstance(f"beside {width}", Group.BATCH, _beside(width), _crowd(width), width) for width in _WIDTHS[2:]),
+        Circumstance("long prompts arrive", Group.ARRIVALS, Session.with_arrivals, _arrived),
     ]
 
 

@@ -40,11 +40,11 @@ def outcome_lines(outcome: Outcome) -> Iterator[str]:
 
 
 def _what(outcome: Outcome) -> str:
-    findings = outcome.findings
-    if outcome.verdict is not Verdict.DIFFERENT:
-        return outcome.what
+    findings, gap = outcome.findings, outcome.findings.largest_logprob_gap
     equal = findings.num_answers - len(findings.differences)
-    return f"{equal} of {findings.num_answers} answers equal; {outcome.what}"
+    counts = f"{equal} of {findings.num_answers} answers equal" if outcome.verdict is Verdict.DIFFERENT else ""
+    apart = f"log-probabilities up to {gap:.2g} apart" if gap else ""
+    return "; ".join(filter(None, (counts, outcome.what, apart)))
 
 
 def difference_text(difference: Difference) -> str:
