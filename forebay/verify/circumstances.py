@@ -121,7 +121,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
     to_host: Settings = {"host copies": {"retraction_host_bytes": _HOST_BYTES}}
     tier: Settings = {"host cache": {"host_cache_bytes": _HOST_BYTES}}
     files: Settings = {"files": {FOLDER: "a temporary folder"}}
-    drafts: Settings = {"drafts": speculative}
+    drafts = _drafts(speculative)
     often: Settings = {"states often": {"mamba_track_interval": room.page_size}}
     few, fewest = _few(_FEW), _few(_FEWEST)
     found = [
@@ -150,7 +150,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         ),
         Circumstance("retracted", {**pressed, **_GRAPHS}, _pressed, _retracted, _computed_again, asks_derived=True),
         Circumstance("retracted to the host", {**pressed, **to_host}, _pressed, _kept, _copied_back, asks_derived=True),
-        *_with_drafts(speculative, {**_GRAPHS, **_CACHE, **often}),
+        *_with_drafts(speculative, {**_GRAPHS, **_CACHE, **often}, one_token),
         Circumstance(
             "others give up",
             {**_CACHE, **often, **fewest, **chunks, **_AHEAD},
@@ -184,7 +184,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
             _drafted(speculative),
             asks_derived=True,
         ),
-        _all_apart({**_CACHE, **often, **_GRAPHS, **chunks}, drafts),
+        _all_apart({**_CACHE, **often, **_GRAPHS, **chunks}, {**pressed, **to_host}, drafts),
     ]
     if tiers:
         found += _in_tiers({"two tiers": tiers}, {**tight, **to_host, **chunks, **drafts}, _drafted(speculative))
@@ -214,9 +214,16 @@ def _pressed_for(room: Room) -> Settings:
     return {"little memory": {"max_total_tokens": room.pressed, "schedule_conservativeness": 0.0}}
 
 
-def _with_drafts(speculative: Flags, cached: Settings) -> list[Circumstance]:
-    """Return the circumstance with planted drafts, and that with those of a proposer on the device, if any. With the
-    settings `cached` prompts go on from what drafts left."""
+def _drafts(speculative: Flags) -> Settings:
+    """Return the settings of drafts. A device drafts for steps that are planned ahead; the host needs the last token
+    first."""
+    return {"drafts": speculative, **({} if _are_planted(speculative) else _AHEAD)}
+
+
+def _with_drafts(speculative: Flags, cached: Settings, one_token: Settings) -> list[Circumstance]:
+    """Return the circumstance with planted drafts, and those with a proposer on the device, if any. With the settings
+    `cached` prompts go on from what drafts left. With `one_token` nothing behind a window is held for a rejected
+    draft."""
     planted = speculative if _are_planted(speculative) else PLANTED
     found = [
         Circumstance(
@@ -229,28 +236,41 @@ def _with_drafts(speculative: Flags, cached: Settings) -> list[Circumstance]:
         )
     ]
     if planted is not speculative:
-        name = f"drafts by {speculative['speculative_algorithm']}"
-        found.append(Circumstance(name, {**_GRAPHS, "drafts": speculative}, _twice, _acceptance, _drafted_for))
+        name, settings = f"drafts by {speculative['speculative_algorithm']}", {**_GRAPHS, **_drafts(speculative)}
+        found += [
+            Circumstance(name, settings, _twice, _acceptance, _drafted_for),
+            Circumstance(f"{name}, pages of one token", {**settings, **one_token}, _twice, _acceptance, _drafted_for),
+        ]
     return found
 
 
 def _apart(backend: TransferBackend) -> Circumstance:
     name = f"prefill and decode apart, {backend}"
     sides = [
-        {"disaggregation_mode": mode, "disaggregation_transfer_backend": backend, "disaggregation_bootstrap_port": 0}
+        {
+            "disaggregation_mode": mode,
+            "disaggregation_transfer_backend": backend,
+            "disaggregation_bootstrap_port": 0,
+            "disaggregation_bootstrap_timeout": 3600.0,  # a request waits long where memory is scarce
+        }
         for mode in (DisaggregationMode.DECODE, DisaggregationMode.PREFILL)
     ]
     return Circumstance(name, {"roles": sides[0]}, _coming, _transferred, _came_over, prefill_flags=sides[1])
 
 
-def _all_apart(both: Settings, drafts: Settings) -> Circumstance:
-    """Return the circumstance of two engines with as much around a request as can be."""
+def _all_apart(both: Settings, little: Settings, drafts: Settings) -> Circumstance:
+    """Return the circumstance of two engines with as much around a request as can be, of which the one that decodes has
+    `little` memory. If a device drafts, prefill computes what the proposer keeps of a prompt."""
     one = _apart(TransferBackend.SHM)
-    shared = {name: value for flags in both.values() for name, value in flags.items()}
-    decode: Settings = {"decode's prefix cache": {"disaggregation_decode_enable_radix_cache": True}}
+    of_prefill = both if _are_planted(drafts["drafts"]) else {**both, **drafts}
+    shared = {name: value for flags in of_prefill.values() for name, value in flags.items()}
+    decode: Settings = {
+        "decode's prefix cache": {"disaggregation_decode_enable_radix_cache": True},
+        "no memory kept for answers": {"num_reserved_decode_tokens": 1},
+    }
     return Circumstance(
         "all of it, prefill and decode",
-        {**both, **decode, **drafts, **one.settings},
+        {**both, **little, **decode, **drafts, **one.settings},
         _all,
         _transferred,
         _came_over,
@@ -289,7 +309,7 @@ def with_adapters(room: Room, speculative: Flags) -> list[Circumstance]:
         shown, touched = _adapting(shown), _of_an_adapter(touched)
         return Circumstance(name, settings, play, shown, touched, prefill_flags, adapted=True)
 
-    everything: Settings = {**_tight(room), **_CACHE, **_GRAPHS, **chunks, "drafts": speculative}
+    everything: Settings = {**_tight(room), **_CACHE, **_GRAPHS, **chunks, **_drafts(speculative)}
     return [
         adapted("adapters beside the model", {**_GRAPHS, **chunks}, _twice, _cut_beside_others, _was_cut_beside_others),
         adapted("adapters loaded anew", {**_GRAPHS, **_CACHE}, _reloaded, _loads, _hit),

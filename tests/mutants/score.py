@@ -48,8 +48,16 @@ AREAS: Final = ("memory/", "scheduler/", "runtime/")
 OF_TOKENS: Final = frozenset({"C6", "C13", "C14", "C15", "C16", "C18", "C19", "C26", "C28"})
 # The family of the model by what a mutant is about; the first is that of all others.
 MODELS: Final = {"": "falcon_h1", "window": "gpt_oss", "ring": "deepseek_v4", "resident": "glm_moe_dsa"}
+# Behind "+" is the model that drafts for it on the device, so that steps with drafts are planned ahead.
+DRAFTED: Final = "gpt_oss+llama"
 # Without states hits may end inside of a node; where there are states and windows, they have to agree.
-ELSEWHERE: Final = {"C18 hits are whole pages": "gpt_oss", "C18 states and windows agree on where a hit ends": "lfm3"}
+ELSEWHERE: Final = {
+    "C18 hits are whole pages": "gpt_oss",
+    "C16 nothing behind a request's end is adopted": "gpt_oss",
+    "C18 states and windows agree on where a hit ends": "lfm3",
+    "C18 a window is held as long as a request reads it": DRAFTED,
+    "C28 a row is given out only behind the last step that computes for its request": DRAFTED,
+}
 HANGS: Final = "hangs"
 MISSED: Final = "missed"
 NOT_REACHED: Final = "missed, not reached"
@@ -110,7 +118,7 @@ async def first_found(folder: str, where: Sequence[str], rounds: int, probes: st
     """Return the first circumstance of `where` that differs or fails with this package, "" for none. With `probes`, a
     folder, write what each circumstance reaches instead, and the answers that are given alone."""
     model, kept = Path(folder), Path(folder) / "reached"
-    given: Flags = {"model_path": str(model), "num_threads": 1}
+    given: Flags = {"model_path": str(model), "num_threads": 1, **_drafts_for(model)}
     verification = Verification(given, num=9, max_tokens=24, seed=0, silence_s=_SILENCE_S)
     in_order = sorted(verification.circumstances, key=_place)
     if probes:
@@ -125,6 +133,13 @@ async def first_found(folder: str, where: Sequence[str], rounds: int, probes: st
             if found.verdict in (Verdict.DIFFERENT, Verdict.FAILED):
                 return f"{found.name}: {found.verdict}"
     return ""
+
+
+def _drafts_for(model: Path) -> Flags:
+    """Return the settings of the drafts on the device for a model, if its family has some."""
+    _, _, drafter = model.name.partition("+")
+    path = str(model.parent / drafter)
+    return {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": path} if drafter else {}
 
 
 async def _recorded(verification: Verification, in_order: Sequence[Circumstance], probes: Path, kept: Path) -> str:
@@ -195,7 +210,10 @@ def _try_on(
     results: Results,
 ) -> None:
     """Find the outcome of each mutant on a model of this family, unless something is found without one."""
-    forebay(["models", "make", "--like", family, "--out", str(folder), "--hidden-size", "64"])
+    main_model, _, drafter = family.partition("+")
+    for like, path in ((main_model, folder), (drafter, folder.parent / drafter)):
+        if like and not path.exists():
+            forebay(["models", "make", "--like", like, "--out", str(path), "--hidden-size", "64"])
     if clean := reached_of(family, everything, folder):
         print(f"{family} without a mutant: {clean}; {len(mutants)} mutants are not tried", flush=True)
         return

@@ -72,6 +72,8 @@ _BY_REASON: Final = {
         "C26 what a plan drops it cannot load",
         "C6 no slot is written twice in a step",
         "C13 spans of a plan lie inside its prompts",
+        # The version of a match is read by two assertions alone: a match is pinned in the plan that makes it.
+        "C18 a match is void when a kind has lost something",
     ),
     _COUNT: (
         "C26 the tokens of a retracted request go on counting",
@@ -126,7 +128,6 @@ _BY_REASON: Final = {
         "C16 first steps have no drafts",
         "C16 guesses are what the grammar allows",
         "C18 C30 a state is adopted when its step has committed",
-        "C18 a match is void when a kind has lost something",
         "C18 a snapshot is ready when its step has committed and not before",
         "C18 a wish that no step came to leaves what was tracked",
         "C18 of two tracking slots the one with the complete state is not written",

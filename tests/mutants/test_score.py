@@ -87,6 +87,12 @@ def test_score_tries_a_mutant_on_a_model_that_has_what_it_is_about() -> None:
     assert families["C18 a load brings the state behind its prefix"] == "falcon_h1"
 
 
+def test_score_model_that_another_drafts_for_is_asked_with_its_drafts() -> None:
+    settings = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": "models/llama"}
+    assert score._drafts_for(Path("models/gpt_oss+llama")) == settings
+    assert score._drafts_for(Path("models/gpt_oss")) == {}
+
+
 def test_score_counts_hangs_and_stale_mutants_apart() -> None:
     results = ["missed", "hangs", "STALE gone", "retracted: different", "exit code 1"]
     assert score.summary_of(results, 7) == (

@@ -70,6 +70,27 @@ VERIFY = (
         "verify/test_verify.py::test_two_ranks_have_steps_of_greedy_requests_alone",
     ),
     Mutant(
+        "C28 drafts of a device are planned ahead",
+        "verify/circumstances.py",
+        'return {"drafts": speculative, **({} if _are_planted(speculative) else _AHEAD)}',
+        'return {"drafts": speculative}',
+        "verify/test_shown.py::test_drafts_of_a_device_are_planned_ahead_and_those_of_the_host_are_not",
+    ),
+    Mutant(
+        "C16 a prefill engine computes for the proposer of a decode engine",
+        "verify/circumstances.py",
+        'both if _are_planted(drafts["drafts"]) else {**both, **drafts}',
+        "both",
+        "verify/test_shown.py::test_prefill_engine_of_all_of_it_has_the_proposer_of_the_device",
+    ),
+    Mutant(
+        "C26 a decode engine has too little memory for two answers",
+        "verify/circumstances.py",
+        "{**both, **little, **decode, **drafts, **one.settings}",
+        "{**both, **decode, **drafts, **one.settings}",
+        "verify/test_shown.py::test_decode_engine_of_all_of_it_retracts_to_the_host",
+    ),
+    Mutant(
         "C15 steps of several prompts have more tokens than the context",
         "verify/run.py",
         "CONTEXT: min(largest(asked), memory.context_length)",

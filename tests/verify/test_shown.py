@@ -97,3 +97,38 @@ def test_tiers_count_only_for_requests_whose_steps_loaded_into_hot_buffers(name:
     answer = replace(said([5]), concurrency=2, history=history, num_partly_accepted=1)
     count = Counter(hisparse_read_tokens=9, hisparse_loaded_tokens=4)
     assert judged(by_name[name], answer, count) == (True, bool(num_hot_loads))
+
+
+def test_drafts_of_a_device_are_planned_ahead_and_those_of_the_host_are_not(by_name: dict[str, Circumstance]) -> None:
+    """C12, C28: a GPU plans steps ahead, so that what a draft was promised is given back one step later."""
+    on_device = {name for name, one in by_name.items() if one.flags.get("speculative_algorithm") == "STANDALONE"}
+    assert on_device >= {"drafts by STANDALONE", "all of it, speculative", "all of it, prefill and decode"}
+    assert all(by_name[name].flags["overlap_depth"] == 1 for name in on_device)
+    planted = [
+        one for one in circumstances(Room([QUESTION], 16), PLANTED, 1, {}) if PLANTED.items() <= one.flags.items()
+    ]
+    assert planted
+    assert not any("overlap_depth" in one.flags for one in planted)
+
+
+def test_drafts_of_a_device_are_made_with_pages_of_one_token_too(by_name: dict[str, Circumstance]) -> None:
+    """C18: a larger page holds the tokens behind a window that a step reads if a draft is rejected."""
+    assert by_name["drafts by STANDALONE, pages of one token"].flags["page_size"] == 1
+    assert "page_size" not in by_name["drafts by STANDALONE"].flags
+
+
+def test_decode_engine_of_all_of_it_retracts_to_the_host(by_name: dict[str, Circumstance]) -> None:
+    """C26: it keeps no memory for answers, and has not enough for two."""
+    one = by_name["all of it, prefill and decode"]
+    assert one.flags["num_reserved_decode_tokens"] == 1
+    assert one.flags["retraction_host_bytes"] > 0
+    assert one.flags["max_total_tokens"] == by_name["retracted"].flags["max_total_tokens"]
+    assert "max_total_tokens" not in one.prefill_flags
+
+
+def test_prefill_engine_of_all_of_it_has_the_proposer_of_the_device(by_name: dict[str, Circumstance]) -> None:
+    """C16: what the proposer keeps of a prompt comes over with it. Planted drafts keep nothing."""
+    name = "all of it, prefill and decode"
+    assert by_name[name].prefill_flags["speculative_algorithm"] == "STANDALONE"
+    (planted,) = (one for one in circumstances(Room([QUESTION], 16), PLANTED, 1, {}) if one.name == name)
+    assert "speculative_algorithm" not in planted.prefill_flags
