@@ -26,7 +26,7 @@ async def run_self_test(verification: Verification, word: str, console: Console)
         await verification.ask_alone()
         async for detection in self_test(verification, faults):
             detections.append(detection)
-            what = f"{detection.fault.where}: {detection.what}"
+            what = f"{detection.fault.circumstance}: {detection.what}"
             lines = table_lines(detection.found, detection.fault.about, what, ())
             console.print("\n".join(lines), style=_STYLES.get(detection.found))
     counts = Counter(detection.found for detection in detections)

@@ -89,6 +89,7 @@ class Request:
     num_replayed: int = 0  # of its steps that decoded, those that ran from a captured graph
     num_ahead: int = 0  # of its steps that gave tokens, those that were launched while another was in flight
     num_hot_loads: int = 0  # of its steps without prompts, those that loaded tokens into hot buffers
+    num_padded: int = 0  # of its steps without prompts, those that had padded rows
     waited_s: float = 0.0  # until it started
     waited_for: WaitedFor = WaitedFor.TURN
     num_partly_accepted: int = 0  # drafts of which a token was accepted and a later one rejected

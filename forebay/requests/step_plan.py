@@ -240,7 +240,8 @@ class StepResult:
     That is None if the chunk ends the prompt, since the next token is sampled. `vectors` has by index those of pooled
     extends that end their prompt, as `Update.vector`. `counts` are the totals that kinds of cache count on the device,
     by kind. `lost` are the numbers of copies of tiers that failed: their targets hold anything. `replayed`: whether
-    it is a step of decodes that ran from a captured graph. `num_ranks` executed it.
+    it is a step of decodes that ran from a captured graph, and `padded` whether it is one with padded rows. `num_ranks`
+    executed it.
     """
 
     token_ids: list[int]
@@ -252,6 +253,7 @@ class StepResult:
     counts: Mapping[str, I64] = field(default_factory=dict)
     lost: tuple[int, ...] = ()
     replayed: bool = False
+    padded: bool = False
     num_ranks: int = 1
 
 

@@ -86,7 +86,8 @@ class History(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `num_chunks` parts before it decoded, those after retractions included. `chunk_ends_s` are the ends of the first
     `MOST_CHUNK_ENDS` of these, in seconds since its arrival. `num_replayed` of the steps that decoded it ran from a
     captured graph, and `num_ahead` of those that gave it tokens were launched while another step was in flight.
-    `num_hot_loads` of the steps that decoded it had no prompts, and loaded tokens into hot buffers (HiSparse)."""
+    `num_hot_loads` of the steps that decoded it had no prompts, and loaded tokens into hot buffers (HiSparse).
+    `num_padded` of the steps that decoded it had no prompts, and had padded rows."""
 
     waited_s: float = 0.0
     waited_for: WaitedFor = WaitedFor.TURN
@@ -95,6 +96,7 @@ class History(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_replayed: int = 0
     num_ahead: int = 0
     num_hot_loads: int = 0
+    num_padded: int = 0
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):

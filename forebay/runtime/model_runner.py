@@ -173,6 +173,7 @@ class ModelRunner:
     def _run(self, step: Step, shape: StepShape) -> LaunchedStep:
         """Run the model, choose tokens, and send them to the host. Raises EngineError if another rank has ended."""
         plan, sampling, computed = step.plan, step.sampling, shape.run(step)
+        decoded = None if plan.num_extends else shape.captured
         chunks, vectors = self._of_prompts(step, computed.hidden) if computed.hidden else ((), None)
         chosen = computed.greedy
         if step.masked or sampling.not_greedy:
@@ -190,7 +191,8 @@ class ModelRunner:
             vectors=vectors,
             counted=self._counted,
             lost=step.lost,
-            replayed=not plan.num_extends and shape.captured is not None and shape.captured.replayed,
+            replayed=decoded is not None and decoded.replayed,
+            padded=decoded is not None and decoded.padded,
         )
         if self.proposer is not None:
             self.proposer.after(plan, step.inputs, computed.input_ids, computed.seen)

@@ -43,15 +43,24 @@ class OutputProcessor:
         return next((update for update in reversed(self.updates) if update.request_id == req.id), None)
 
     def take_tokens(
-        self, sampled: list[Sampled], now: float, *, replayed: bool = False, ahead: bool = False, loaded: bool = False
+        self,
+        sampled: list[Sampled],
+        now: float,
+        *,
+        replayed: bool = False,
+        padded: bool = False,
+        ahead: bool = False,
+        loaded: bool = False,
     ) -> None:
         """Append the tokens of each request, but for requests that ended while the step was in flight. `replayed`:
-        whether the step ran from a captured graph; `ahead`: whether it was launched while another was in flight;
-        `loaded`: whether it was of decodes alone, and loaded tokens into hot buffers."""
+        whether the step ran from a captured graph; `padded`: whether it was of decodes alone, and had padded rows;
+        `ahead`: whether it was launched while another was in flight; `loaded`: whether it was of decodes alone, and
+        loaded tokens into hot buffers."""
         num_generated, num_updated = 0, 0
         for req, own, entries in sampled:
             if req.status is not Status.FINISHED:
                 req.num_replayed += replayed
+                req.num_padded += padded
                 req.num_ahead += ahead
                 req.num_hot_loads += loaded
                 num_generated += self.append(req, own, entries, now)
@@ -176,6 +185,7 @@ class OutputProcessor:
             req.num_replayed,
             req.num_ahead,
             req.num_hot_loads,
+            req.num_padded,
         )
         update.memory = self._release(req, was, failed=reason is FinishReason.ERROR)
 

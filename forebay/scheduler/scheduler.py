@@ -277,7 +277,9 @@ class Scheduler:
         if result.num_new:
             self.outputs.count_partly_accepted(flight, result.num_new)
         self.counters["replayed_steps"] += result.replayed
-        self.outputs.take_tokens(sampled, now, replayed=result.replayed, ahead=flight.ahead, loaded=loaded)
+        self.outputs.take_tokens(
+            sampled, now, replayed=result.replayed, padded=result.padded, ahead=flight.ahead, loaded=loaded
+        )
         if self.queues.step_cost:
             charge_step(self.queues.step_cost, sampled, flight, result)
         if result.vectors:

@@ -33,6 +33,8 @@ _SURPRISE: Final = 20.0  # nats: the least improbable of two equal draws that ar
 _CLOSE: Final = 0.05  # of the vocabulary. The chance that _MANY draws are all within it is 4e-10.
 _MANY: Final = 9
 WELL_UNDER_WAY: Final = 3  # tokens: whoever has so many decodes
+_AT_A_TIME: Final = 3  # questions of a wave
+_SHORT_TOKENS: Final = 2  # of each answer that is given up before a wave
 
 
 @dataclass(slots=True)
@@ -325,6 +327,25 @@ class Engines:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.ask(longest))
                 group.create_task(self.ask(number))
+
+    async def ask_in_waves(self) -> None:
+        """Ask three questions at a time, and the next three once these decode. Before each three, ask the shortest
+        prompt more than twice as often, and give it up after two tokens.
+
+        Slots that were freed last are taken first. So three requests take the rows of the last three that were given
+        up, and pages of more of them. If a step does not reset its padded rows, they name the other rows, and the step
+        writes to these pages. The number of requests given up alternates, because some sizes have no padded rows."""
+        shortest = min(self.order, key=lambda number: len(self.questions[number].prompt))
+        async with asyncio.TaskGroup() as group:
+            for wave, first in enumerate(range(0, len(self.order), _AT_A_TIME)):
+                async with asyncio.TaskGroup() as given_up:
+                    for _ in range(2 * _AT_A_TIME + 1 + wave % 2):
+                        given_up.create_task(self.ask(shortest, give_up_after=_SHORT_TOKENS))
+                few = {number: asyncio.Event() for number in self.order[first : first + _AT_A_TIME]}
+                for number, under_way in few.items():
+                    group.create_task(self.ask(number, under_way=under_way))
+                for under_way in few.values():
+                    await under_way.wait()
 
     async def ask_as_they_come(self, *, some_give_up: bool = False) -> None:
         """Each is asked when the one before it decodes; every third gives up after as many tokens as it has come

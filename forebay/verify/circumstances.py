@@ -23,7 +23,7 @@ from forebay.memory.miss_reason import MissReason
 from forebay.memory.tier import DISK, HOST
 from forebay.requests.updates import FinishReason
 from forebay.verify.asking import Answer, Engines
-from forebay.verify.questions import GREEDY, Question
+from forebay.verify.questions import FEWEST_WITH_LONG, GREEDY, Question
 from forebay.verify.weights import other_weights
 
 Flags = Mapping[str, Value]
@@ -104,7 +104,7 @@ class Room:
     def __init__(self, questions: Sequence[Question], page_size: int) -> None:
         prompts = [ceil_div(len(question.prompt) + 1, page_size) for question in questions]
         whole = [ceil_div(len(question.prompt) + question.params.max_tokens, page_size) for question in questions]
-        self.page_size = page_size
+        self.page_size, self.num_questions = page_size, len(questions)
         self.chunk = page_size * (
             _CHUNK_PAGES if max(len(q.prompt) for q in questions) > _CHUNK_PAGES * page_size else 1
         )
@@ -135,7 +135,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
         ),
         Circumstance("other seeds", {}, _other_seeds, lambda engines, count: "seeds and positions matter", _answered),
         Circumstance("all at once, from graphs", _GRAPHS, _at_once, _from_graphs, _was_replayed),
-        Circumstance("coming and going", _GRAPHS, _coming, _concurrency, _was_concurrent),
+        _coming_and_going(room),
         Circumstance("prompts in chunks", {**_GRAPHS, **chunks}, _coming, _in_chunks, _cut),
         Circumstance("steps planned ahead", {**_GRAPHS, **_AHEAD}, _coming, _steps_ahead, _was_ahead),
         Circumstance("two ranks", {**_GRAPHS, **_TWO_RANKS}, _coming_and_greedy, _on_ranks, _was_replayed),
@@ -193,6 +193,15 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
             2, Circumstance("one thread", {"threads": {"num_threads": 1}}, _at_once, _concurrency, _was_concurrent)
         )
     return found
+
+
+def _coming_and_going(room: Room) -> Circumstance:
+    """Return the circumstance whose steps are padded. A CPU pads no step of eight requests or fewer. If there are no
+    long answers, hardly more decode at a time, so that no padded step is required."""
+    name = "coming and going"
+    if room.num_questions < FEWEST_WITH_LONG:
+        return Circumstance(name, _GRAPHS, _coming, _concurrency, _was_concurrent)
+    return Circumstance(name, _GRAPHS, _in_waves, _in_padded_steps, _was_padded)
 
 
 def _few(num: int) -> Settings:
@@ -379,6 +388,10 @@ async def _coming(engines: Engines) -> None:
     await engines.ask_as_they_come()
 
 
+async def _in_waves(engines: Engines) -> None:
+    await engines.ask_in_waves()
+
+
 async def _coming_and_greedy(engines: Engines) -> None:
     """Ask all, then the greedy questions alone, in steps without a draw: the next token is the model's likeliest."""
     await engines.ask_as_they_come()
@@ -442,6 +455,11 @@ async def _reweighed(engines: Engines) -> None:
 
 def _concurrency(engines: Engines, count: Counter[str]) -> str:
     return f"up to {engines.most_at_once} decoded at once" if engines.most_at_once > 1 else ""
+
+
+def _in_padded_steps(engines: Engines, count: Counter[str]) -> str:
+    num, found = sum(answer.history.num_padded > 0 for _, answer in engines.all), _concurrency(engines, count)
+    return f"{found}, {num:,.0f} answers in padded steps" if num and found else ""
 
 
 def _from_graphs(engines: Engines, count: Counter[str]) -> str:
@@ -575,6 +593,10 @@ def _was_concurrent(engines: Engines, question: Question, answer: Answer) -> boo
 
 def _was_replayed(engines: Engines, question: Question, answer: Answer) -> bool:
     return answer.concurrency > 1 and answer.history.num_replayed > 0
+
+
+def _was_padded(engines: Engines, question: Question, answer: Answer) -> bool:
+    return answer.concurrency > 1 and answer.history.num_padded > 0
 
 
 def _was_ahead(engines: Engines, question: Question, answer: Answer) -> bool:

@@ -19,7 +19,7 @@ from forebay.verify.texts import TEXTS
 # are in a prompt, in a chunk of it, and in the decodes beside it.
 LONGEST: Final = {"cpu": 320, "cuda": 2560}
 FEWEST_WITH_DERIVED: Final = 8  # questions, beside which some are derived from answers
-_FEWEST_WITH_LONG: Final = 16  # questions, of which some have long answers, and others lengths at boundaries
+FEWEST_WITH_LONG: Final = 16  # questions, of which some have long answers, and others lengths at boundaries
 _NUM_STOPS: Final = 4  # at consecutive places, so that one is at each place of what drafts are checked in
 _NUM_GOING_ON: Final = 2 + _NUM_STOPS  # prompts that begin with one of two answers
 _AROUND_PAGES: Final = (-2, -1, 0, 1)  # tokens behind the end of a page
@@ -78,7 +78,7 @@ def make_questions(
 ) -> list[Question]:
     """Return `num` questions, the same for the same `seed`. None ends before it has `max_tokens` unless a grammar ends
     it. The first of each way of choosing tokens has three pages; then come lengths around the ends of pages, twice each
-    of the `boundaries` (of chunks, of states), and any others, up to LONGEST. Of _FEWEST_WITH_LONG questions, two
+    of the `boundaries` (of chunks, of states), and any others, up to LONGEST. Of FEWEST_WITH_LONG questions, two
     have long answers. The prompt of _DRAWN ends soon before a page, and its answer passes the end of another. Every
     second question, but for those at the ends of pages, begins like others, up to a length of its own, of five eighths
     of the longest at most.
@@ -107,7 +107,7 @@ def make_questions(
         if number in given:
             shared, length = given[number]
         way, params = _WAYS[number % len(_WAYS)]
-        is_long = num >= _FEWEST_WITH_LONG and number in _LONG_ANSWERS
+        is_long = num >= FEWEST_WITH_LONG and number in _LONG_ANSWERS
         most_tokens = min(_LONG * max_tokens, longest + max_tokens - length) if is_long else max_tokens
         params = msgspec.structs.replace(
             params, max_tokens=most_tokens, seed=number, ignore_eos=params.grammar is None, logprobs=TOPS
@@ -126,7 +126,7 @@ def _given(
     if device == "cuda":
         edges += [(min(num_trunk, length - 1), length) for length in (longest - 1, longest * 7 // 8)]
     at_boundaries = [(0, length) for length in sorted({2 * boundary for boundary in boundaries}) if length <= longest]
-    found = {**dict(enumerate(edges, len(_WAYS))), **dict(enumerate(at_boundaries, _FEWEST_WITH_LONG))}
+    found = {**dict(enumerate(edges, len(_WAYS))), **dict(enumerate(at_boundaries, FEWEST_WITH_LONG))}
     almost_three_pages = max(2, min(longest, 3 * page_size - _NUM_STOPS))
     return {_DRAWN: (min(num_trunk, almost_three_pages - 1, page_size), almost_three_pages), **found}
 

@@ -21,31 +21,22 @@ token."""
 
 @dataclass(frozen=True, slots=True)
 class PlantedFault:
-    """A fault of `engine/loop/planted.py`, what it does, and the circumstance that must find it, with all of its
-    settings but `without`. A model without slots of the kind `needs`, or without pictures, cannot have it."""
+    """A fault of `engine/loop/planted.py`, what it does, and the circumstance that must find it. A model without slots
+    of the kind `needs`, or without pictures, cannot have it."""
 
     name: str
     about: str
     circumstance: str
     needs: str = ""
-    without: tuple[str, ...] = ()
-
-    @property
-    def where(self) -> str:
-        """The circumstance in words."""
-        return f"{self.circumstance}, without {' and '.join(self.without)}" if self.without else self.circumstance
 
 
 FAULTS: Final = (
     PlantedFault("page_of_another", "a page of another request", "coming and going", needs=KV),
     PlantedFault("state_late", "a state one token late", "from the prefix cache", needs="state"),
     PlantedFault("uncleared_slot", "an uncleared slot", "coming and going", needs="state"),
-    # Where few requests run at a time, a CPU has a graph of each size, and no step is padded; where prompts are cut,
-    # few decode at a time. If a model keeps states alone, a padded row writes that of the padding slot, and its last
-    # token is written again by a step that draws.
-    PlantedFault(
-        "unpadded_tail", "an unpadded tail", "all of it, planned ahead", needs=KV, without=("few states", "chunks")
-    ),
+    # If a model keeps states alone, a padded row writes that of the padding slot, and its last token is written again
+    # by a step that draws.
+    PlantedFault("unpadded_tail", "an unpadded tail", "coming and going", needs=KV),
     PlantedFault("penalties_of_previous", "penalties of an earlier request", "one by one again, backwards"),
     PlantedFault("penalties_lost", "penalties lost in a retraction", "retracted"),
     PlantedFault("stale_host_copy", "a stale host copy", "retracted to the host"),
@@ -84,11 +75,9 @@ async def self_test(verification: Verification, faults: Sequence[PlantedFault] =
             yield Detection(planted, Found.LEFT_OUT, f"the model has no {planted.needs}")
             continue
         circumstance = by_name[planted.circumstance]
-        if planted.without:
-            circumstance = circumstance.with_settings(circumstance.settings.keys() - set(planted.without))
-        if planted.where not in clean:
-            clean[planted.where] = await _unfit(verification, circumstance, planted)
-        unfit = clean[planted.where]
+        if circumstance.name not in clean:
+            clean[circumstance.name] = await _unfit(verification, circumstance, planted)
+        unfit = clean[circumstance.name]
         yield unfit or await _detection(verification, circumstance, planted)
 
 

@@ -141,6 +141,20 @@ VERIFY = (
         "verify/test_shown.py::test_graphs_count_only_for_requests_that_decoded_in_replayed_steps",
     ),
     Mutant(
+        "C28 coming and going counts as shown for requests of padded steps",
+        "verify/circumstances.py",
+        "    return answer.concurrency > 1 and answer.history.num_padded > 0\n",
+        "    return answer.concurrency > 1\n",
+        "verify/test_shown.py::test_coming_and_going_counts_only_for_requests_of_padded_steps",
+    ),
+    Mutant(
+        "C14 a wave takes pages of requests whose rows are free",
+        "verify/asking.py",
+        "range(2 * _AT_A_TIME + 1 + wave % 2)",
+        "range(_AT_A_TIME)",
+        "verify/test_verify.py::test_waves_begin_in_the_slots_of_more_than_twice_as_many_short_answers",
+    ),
+    Mutant(
         "C28 steps planned ahead count as shown for requests that they decoded",
         "verify/circumstances.py",
         "    return answer.concurrency > 1 and answer.history.num_ahead > 0\n",

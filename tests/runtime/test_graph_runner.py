@@ -286,11 +286,12 @@ def test_cuda_graphs_are_what_a_gpu_gets():
 
 
 @torch.inference_mode()
-def test_runner_says_whether_its_latest_run_was_a_replay(graph_ops, device):
+def test_runner_says_whether_its_latest_run_was_a_replay_and_was_padded(graph_ops, device):
     engine = Engine(graph_ops, torch.float32, 1, frozen=False, device=device)
     for backend, replayed in ((graphs_for(graph_ops, device, Regions(device)), True), (Eager(), False)):
         runner, _ = runner_of(engine, device, backend)
         while runner.capture_next():
             pass
-        runner.run(random_values(torch.Generator().manual_seed(3), 2, 1, device), 2)
-        assert runner.replayed is replayed
+        for n, padded in ((4, True), (5, False)):  # of sizes 3, 5
+            runner.run(random_values(torch.Generator().manual_seed(3), n, 1, device), n)
+            assert (runner.replayed, runner.padded) == (replayed, padded)

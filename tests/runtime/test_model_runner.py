@@ -58,6 +58,16 @@ def test_model_runner_step_without_host_work_touches_neither_copies_nor_tiers(mo
     assert tokens_of(got) == tokens_of(expected)
 
 
+def test_model_runner_result_names_a_step_of_decodes_with_padded_rows():
+    plans = planner(fake_runner(), seed=1)
+    plans.runner.decode.captured.sizes = [1, 3]
+    for row in (1, 2, 3):
+        plans.admit(row, prompt(row))
+    steps = ([(1, 7), (2, 7)], []), ([], [1, 2]), ([(3, 7)], [1]), ([], [1, 2, 3]), ([], [3, 1]), ([], [2])
+    padded = [plans.step(extends, decodes).padded for extends, decodes in steps]
+    assert padded == [False, True, False, False, True, False]
+
+
 @pytest.mark.parametrize("wish", WISHES)
 def test_request_gets_the_same_tokens_and_logprobs_alone_and_in_a_batch(wish):
     """C28: in another row and on other pages too."""

@@ -82,6 +82,19 @@ def test_history_counts_the_steps_from_graphs_that_decoded_the_request() -> None
     assert rig.scheduler.counters["replayed_steps"] == 2
 
 
+def test_history_counts_the_padded_steps_that_decoded_the_request() -> None:
+    """The second of the three steps of the first request is padded, and so is the last one of the second request."""
+    rig = Rig()
+    first, second = rig.add(4, max_new=3), None
+    for padded in (False, True, False, True):
+        rig.launch()
+        rig.commit(padded=padded)
+        second = second or (rig.add(4, max_new=2) if padded else None)
+    assert second is not None
+    found = [history_of(rig, req.id) for req in (first, second)]
+    assert [history.num_padded for history in found if history] == [1, 1]
+
+
 @pytest.mark.parametrize(("depth", "num_ahead"), [(1, 0), (2, 3)])
 def test_history_counts_the_steps_that_were_launched_while_another_was_in_flight(depth: int, num_ahead: int) -> None:
     """Of four steps all but the first are ahead, if two are in flight at a time."""

@@ -31,7 +31,6 @@ def test_each_planted_fault_replaces_a_method_and_has_a_circumstance_that_finds_
     verification = Verification({"model_path": str(small_model)}, num=2, max_tokens=8, seed=0)
     known = {one.name: one for one in verification.circumstances}
     assert {one.circumstance for one in FAULTS if one.needs != PICTURES} <= known.keys()
-    assert all({*one.without} <= known[one.circumstance].settings.keys() for one in FAULTS if one.without)
     for name, make in PLANTS.items():
         planted = make()
         assert planted.faulty is not getattr(planted.owner, planted.name), name

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from forebay.requests.updates import History, SpeculationReport
+from forebay.runtime.graphs.runner import default_sizes
 from forebay.verify.asking import Answer, Engines
 from forebay.verify.circumstances import PLANTED, Circumstance, Room, circumstances
 from forebay.verify.run import Verification
@@ -67,6 +68,22 @@ def test_graphs_count_only_for_requests_that_decoded_in_replayed_steps(
     shown = judged(by_name["all at once, from graphs"], answer, Counter(replayed_steps=5))
     assert shown == (True, bool(num_replayed))
     assert judged(by_name["all at once, from graphs"], answer) == (False, bool(num_replayed))
+
+
+@pytest.mark.parametrize("num_padded", [0, 3])
+def test_coming_and_going_counts_only_for_requests_of_padded_steps(num_padded: int) -> None:
+    by_name = {one.name: one for one in circumstances(Room([QUESTION] * 16, 16), PLANTED, 1, {})}
+    answer = replace(said([5]), concurrency=2, history=History(num_padded=num_padded))
+    assert judged(by_name["coming and going"], answer) == (bool(num_padded), bool(num_padded))
+
+
+def test_coming_and_going_of_few_requests_needs_no_padded_step() -> None:
+    """A CPU has a graph of each size up to eight rows."""
+    assert default_sizes(8, quickly=True) == [*range(1, 9)]
+    by_name = {one.name: one for one in circumstances(Room([QUESTION] * 15, 16), PLANTED, 1, {})}
+    for concurrency in (1, 2):
+        _, touched = judged(by_name["coming and going"], replace(said([5]), concurrency=concurrency))
+        assert touched is (concurrency > 1)
 
 
 @pytest.mark.parametrize(("steps", "shown"), [(0, False), (3, True)])

@@ -180,6 +180,29 @@ async def test_two_ranks_have_steps_of_greedy_requests_alone(small_model: Path) 
     assert rounds == [{"greedy"}] * 2
 
 
+async def test_waves_begin_in_the_slots_of_more_than_twice_as_many_short_answers() -> None:
+    """C14: the slots that were freed last are taken first, so that a wave gets the rows of a few short answers, and
+    pages of more of them. Each question is asked once, and the next wave comes while this one decodes."""
+    questions = [QUESTION._replace(prompt=[1] * (9 - number)) for number in range(8)]
+    events: list[int] = []
+    all_asked = asyncio.Event()
+
+    async def ask(number: int, *, give_up_after: int | None = None, under_way: asyncio.Event | None = None) -> None:
+        if under_way is None:
+            assert (number, give_up_after) == (7, 2), "the shortest prompt"
+            events.append(-1)
+            return
+        events.append(number)
+        under_way.set()
+        if number == 7:
+            all_asked.set()
+        await all_asked.wait()
+
+    engines: Any = SimpleNamespace(questions=questions, order=[*range(8)], ask=ask)
+    await Engines.ask_in_waves(engines)
+    assert events == [*[-1] * 7, 0, 1, 2, *[-1] * 8, 3, 4, 5, *[-1] * 7, 6, 7]
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("num", [2, 3, 16, 21, 32])
 async def test_orders_of_questions_begin_with_each_of_them(num: int, small_model: Path) -> None:

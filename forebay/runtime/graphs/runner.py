@@ -78,6 +78,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
         self._settles: dict[int, Callable[[], tuple[()]]] = {}  # by size
         self._records = backend.name != Eager.name
         self.replayed = False  # whether the latest run was
+        self.padded = False  # whether it had padded rows
         self._latest = 0  # size
         self._refused = False
         self._uses: dict[int, int] = {}
@@ -91,7 +92,8 @@ class GraphRunner(Generic[Inputs, Outputs]):
         graph = self.graphs.get(size) or self._captured_by_use(size)
         self._inputs.fill(values, n, size)
         outputs = self._run(size) if graph is None else graph()
-        self._latest, self.replayed = size, self._records and graph is not None
+        self._latest, self.padded = size, n < size
+        self.replayed = self._records and graph is not None
         return outputs if n == size else _cut(outputs, n)
 
     def settle(self) -> None:

@@ -56,6 +56,7 @@ class LaunchedStep:
     counted: Mapping[str, int] = field(default_factory=dict)  # by kind of cache the number of totals behind the ids
     lost: tuple[int, ...] = ()  # as of its result
     replayed: bool = False  # likewise
+    padded: bool = False  # likewise
 
     def result(self) -> StepResult:
         """Wait for the tokens. A sequence with an id that counts and is outside the vocabulary, for whatever reason,
@@ -77,6 +78,7 @@ class LaunchedStep:
             counts=counts,
             lost=self.lost,
             replayed=self.replayed,
+            padded=self.padded,
         )
 
     def _in_vocabulary(self, array: npt.NDArray[Any]) -> tuple[list[int], tuple[int, ...]]:
@@ -110,6 +112,7 @@ class LaunchedStep:
             counts=counts,
             lost=self.lost,
             replayed=self.replayed,
+            padded=self.padded,
         )
 
     def _reported(self, token_ids: list[int]) -> list[TokenLogprob | None] | None:
