@@ -56,6 +56,11 @@ from tests.simulation.rig import config
 CANARY = "the canary sings"
 PIXELS = (CANARY.encode() * 3)[: num_pixel_bytes([SIZE])]
 LOST = Failure("EngineError", "as recorded", "adapter_lost")
+SHARED = {
+    "pictures": picture_config(vocab_size=1 << 16),
+    "max_loras": 2,
+    "tenants": {CANARY: 2, KV: 1, "another": 1},
+}
 PROMPT = list(CANARY.encode())  # tokens that are the bytes of a text
 SHOWN = Picture(digest=digest_of(PIXELS, (1, 1), (SIZE,)), grid=(1, 1), sizes=(SIZE,), pixels=PIXELS, runs=((1, 3),))
 SHOWING = [*PROMPT[:1], *[PLACEHOLDER] * 3, *PROMPT]
@@ -219,7 +224,7 @@ def test_recordings_ring_that_was_overwritten_is_replayed_from_an_idle_moment(
 
 
 def test_replay_from_a_mark_of_an_engine_with_pictures_and_adapters_is_the_same() -> None:
-    scheduler, data = Scheduler(config(pictures=picture_config(vocab_size=1 << 16), max_loras=2)), list[bytes]()
+    scheduler, data = Scheduler(config(**SHARED)), list[bytes]()
     origin = origin_of(scheduler)
     scheduler.queues.journal = Recorder(
         lambda record, before=None: data.extend(filter(None, (before, record))), mark.Marks(scheduler), 0, 1 << 20
@@ -229,9 +234,12 @@ def test_replay_from_a_mark_of_an_engine_with_pictures_and_adapters_is_the_same(
         ask_both(scheduler, number)
         scheduler.reclaim_leaks()
     records = decode_all(data)
-    hidden = [*Hidden(origin, b"a key for a test").all(records)]
-    for its in (records, hidden):
-        outcome = Replay(origin=origin, records=its, begins_at_mark=True).run()
+    hiding = Hidden(origin, b"a key for a test")
+    hidden = [*hiding.all(records)]
+    assert CANARY not in repr((hiding.origin, hidden))
+    assert [*hiding.origin.config.tenants] == ["tenant 3", KV, "tenant 1"], "a kind of cache has the name of the other"
+    for its, begin in ((records, origin), (hidden, hiding.origin)):
+        outcome = Replay(origin=begin, records=its, begins_at_mark=True).run()
         assert (outcome.difference, outcome.ended) == (None, "")
         assert outcome.num_plans == 2  # of the second pair: its prompts are cached, its picture is known
     states = [zlib.decompress(record.state) for record in hidden if isinstance(record, Marked)]
@@ -408,7 +416,7 @@ def with_pictures_and_adapters(*, shows: bool = True) -> tuple[Scheduler, Record
 def ask_both(scheduler: Scheduler, number: int) -> None:
     """Compute a request with a picture and one with an adapter, of the numbers from `number` on."""
     params, adapter = SamplingParams(max_tokens=2, ignore_eos=True), scheduler.pools.adapters.named(CANARY)
-    scheduler.add(Request(number, SHOWING, params, namespace=CANARY), number, [SHOWN])
+    scheduler.add(Request(number, SHOWING, params, namespace=CANARY, tenant=CANARY), number, [SHOWN])
     scheduler.add(Request(number + 1, SHOWING, params, adapter=adapter), number)
     while not scheduler.idle:
         plan = scheduler.plan(number)

@@ -33,6 +33,13 @@ FLIGHTS = (
         _SIMULATED,
     ),
     Mutant(
+        "C29 a file without tokens has no name of a tenant",
+        "engine/recorder/hidden.py",
+        "            tenant=self._tenants.get(record.tenant, record.tenant),\n",
+        "",
+        f"{_FILES}::test_replay_from_a_mark_of_an_engine_with_pictures_and_adapters_is_the_same",
+    ),
+    Mutant(
         "C29 a replay that compares no plan is no success",
         "cli/replay.py",
         "return EXIT_OK if outcome.num_plans else EXIT_REFUSED",

@@ -20,7 +20,7 @@ from forebay.engine.recorder.replay import Outcome, Replay
 from forebay.memory import pictures as memory
 from forebay.memory.adapters import AdapterChanged
 from forebay.scheduler import admission
-from forebay.scheduler.journal import Added, Halted, Marked, Planned, Record, Transferred
+from forebay.scheduler.journal import Added, Halted, Marked, Origin, Planned, Record, Transferred
 from tests.simulation import adapting, adapting_pair, pair, pictures, showing_pair, simulator, sleeping
 from tests.simulation.command_line import command_line
 from tests.simulation.liveness import require
@@ -126,7 +126,9 @@ def recorded_pair(both: Any) -> list[Recording]:
     return halves
 
 
-def replay_of(recording: Recording, records: Sequence[Record], mark: int | None = None) -> Outcome:
+def replay_of(
+    recording: Recording, records: Sequence[Record], mark: int | None = None, origin: Origin | None = None
+) -> Outcome:
     """Replay records by a scheduler that retracts as often as that of the simulation, all of them or those behind the
     one with number `mark`."""
 
@@ -141,7 +143,7 @@ def replay_of(recording: Recording, records: Sequence[Record], mark: int | None 
     made: list[RetractingScheduler] = []
     with simulator.scaled_down(recording.share), patch.object(memory, "END_OF_IDS", recording.end_of_ids):
         replay = Replay(
-            origin=recording.origin,
+            origin=origin or recording.origin,
             records=records[mark:],
             begins_at_mark=mark is not None,
             make_scheduler=make,
@@ -155,13 +157,13 @@ def replay_of(recording: Recording, records: Sequence[Record], mark: int | None 
 def replayed(recording: Recording) -> Replayed:
     """Replay a simulation with its tokens and without them; each plan must be the same."""
     records = decode_all(recording.data)
-    hidden = [*Hidden(recording.origin, SECRET).all(records)]
-    for its in (records, hidden):
-        outcome = replay_of(recording, its)
-        require(outcome.difference is None, f"{'hidden' if its is hidden else 'with tokens'}: {outcome}")
+    hiding = Hidden(recording.origin, SECRET)
+    for its, origin in ((records, recording.origin), ([*hiding.all(records)], hiding.origin)):
+        outcome = replay_of(recording, its, origin=origin)
+        require(outcome.difference is None, f"{'with tokens' if its is records else 'hidden'}: {outcome}")
         require(not outcome.ended, outcome.ended)
         for at in {*[*recording.marks][:1], *[*recording.marks][-1:]}:
-            behind = replay_of(recording, its, at)
+            behind = replay_of(recording, its, at, origin)
             require(behind.difference is None and not behind.ended, f"behind record {at}: {behind}")
     sim = recording.sim
     shown = sum(len(record.pictures) for record in records if isinstance(record, Added))

@@ -55,7 +55,8 @@ def write(path: Path, header: Header, content: Content) -> None:
     origin = msgspec.msgpack.decode(content.first, type=Origin)
     records = decode_all(content.records)
     if not header.has_tokens:
-        records = [*Hidden(origin, secrets.token_bytes(_KEY_BYTES)).all(records)]
+        hidden = Hidden(origin, secrets.token_bytes(_KEY_BYTES))
+        origin, records = hidden.origin, [*hidden.all(records)]
     encode = msgspec.msgpack.Encoder().encode
     parts = [encode(header), encode(origin), *map(encode, records)]
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

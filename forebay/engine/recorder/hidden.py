@@ -1,11 +1,13 @@
 """Records without tokens: each token becomes a hash of all tokens up to it, so that equal prefixes stay equal.
 
 The key is drawn for one file and stored nowhere. A hash depends on all tokens before it, so frequencies of tokens
-cannot be counted, and equal tokens behind different ones differ. Names of clients become hashes as well.
+cannot be counted, and equal tokens behind different ones differ. Names of clients become hashes as well, those of
+tenants numbers.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from array import array
 from collections import deque
@@ -84,6 +86,14 @@ class Hidden:
         self._tails: dict[bytes, int] = {}  # by nonce the first token that another engine has sent
         self._by_nonce: dict[bytes, int] = {}
         self._digests: dict[bytes, bytes] = {}  # of prompts, by those of the true ones
+        self._tenants = _pseudonyms(origin)
+
+    @property
+    def origin(self) -> Origin:
+        """The origin of the records without tokens."""
+        config = self._origin.config
+        weights = {self._tenants.get(name, name): weight for name, weight in config.tenants.items()}
+        return replace(self._origin, config=dataclasses.replace(config, tenants=weights))
 
     def all(self, records: list[Record]) -> Iterator[Record]:
         """Yield the records without tokens."""
@@ -137,7 +147,7 @@ class Hidden:
         scheduler.pools.adapters.rename(self._name)
         if scheduler.pools.pictures is not None:
             rename(scheduler.pools.pictures, self._key_of)
-        return replace(record, state=marks.take())
+        return replace(record, state=marks.take(self._tenants))
 
     def _key_of(self, key: Key) -> Key:
         namespace, digest, grid, sizes = key
@@ -186,6 +196,7 @@ class Hidden:
             stops=(),
             namespace=self._name(record.namespace),
             author=self._name(record.author),
+            tenant=self._tenants.get(record.tenant, record.tenant),
             adapter=self._name(record.adapter),
             pictures=tuple(replace(shown, digest=self._picture(shown.digest)) for shown in record.pictures),
         )
@@ -236,6 +247,18 @@ class Hidden:
             pictures = tuple(map(self._picture, event.pictures))
             return Transferred.of(replace(event, digest=own, adapter=adapter, pictures=pictures), record.now)
         return record
+
+
+def _pseudonyms(origin: Origin) -> dict[str, str]:
+    """Return by name what stands for each tenant. Their order stays, by which the cache breaks ties. A name that the
+    scheduler has for something else, such as a kind of cache, stays."""
+    tenants = sorted(origin.config.tenants)
+    if not tenants:
+        return {}
+    others = replace(origin, config=dataclasses.replace(origin.config, tenants={}))
+    known = mark.texts_of(Replay(origin=others, records=()).scheduler)
+    digits = len(str(len(tenants)))
+    return {name: f"tenant {number:0{digits}}" for number, name in enumerate(tenants, 1) if name not in known}
 
 
 def _ints(tokens: bytes) -> array[int]:

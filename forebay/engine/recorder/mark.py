@@ -11,9 +11,10 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +29,7 @@ from forebay.memory.retention import Retained
 from forebay.requests.account import Account
 from forebay.scheduler.scheduler import Scheduler
 
+NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 MOST_BYTES: Final = 1 << 28  # of a state that is read, before it was compressed
 _PACKAGES: Final = ("forebay.memory.", "forebay.scheduler.", "forebay.requests.")  # whose objects have state
 # Scratch memory, estimates and paths, which decide nothing, and what a replay brings itself.
@@ -67,14 +69,14 @@ class Marks:
         taking = _Taking(scheduler)
         self._known = taking.kinds | {*_made_classes(scheduler).values(), *_VALUES.values()}
 
-    def take(self) -> bytes:
-        """Return the state. Raises NoMark if the scheduler is not at rest: it has a request, a step in flight, a
-        transfer, memory to be released, or something else that a new scheduler has none of."""
+    def take(self, renamed: Mapping[str, str] = NO_NAMES) -> bytes:
+        """Return the state, with these texts replaced. Raises NoMark if the scheduler is not at rest: it has a request,
+        a step in flight, a transfer, memory to be released, or something else that a new scheduler has none of."""
         scheduler = self._scheduler
         busy = scheduler.pools.deferred.entries or scheduler.handoff.tickets.num_open or scheduler.flushing
         if busy or not scheduler.idle:
             raise NotAtRest("the scheduler is not at rest")
-        taking = _Taking(scheduler)
+        taking = _Taking(scheduler, renamed)
         if others := taking.kinds - self._known:
             raise NoMark(f"it has {min(kind.__qualname__ for kind in others)}")
         return zlib.compress(msgspec.msgpack.encode(taking.table), 1)
@@ -90,6 +92,18 @@ def put(scheduler: Scheduler, state: bytes) -> None:
         _Putting(scheduler, table).run()
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, zlib.error, RecursionError) as error:
         raise NoMark(f"this is no state of its scheduler: {error!s:.100}") from error
+
+
+def texts_of(scheduler: Scheduler) -> frozenset[str]:
+    """Return all texts of a scheduler's state, and the names of its kinds."""
+    found, left = set[str](), list[Any](_Taking(scheduler).table)
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            found.add(each)
+        elif isinstance(each, list | dict):
+            left.extend(each.values() if isinstance(each, dict) else each)
+    return frozenset(found)
 
 
 @cache
@@ -115,9 +129,10 @@ def _made_classes(scheduler: Scheduler) -> dict[str, type]:
 
 
 class _Taking:
-    """The table of a scheduler."""
+    """The table of a scheduler, with texts replaced by those that `renamed` has for them."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, renamed: Mapping[str, str] = NO_NAMES) -> None:
+        self._renamed = renamed
         self._numbers = {id(scheduler): 0}
         self._found: list[Any] = [scheduler]
         self.kinds = set[type]()  # of this package, whose objects were met
@@ -138,7 +153,9 @@ class _Taking:
         return [kind, {name: self._encoded(value) for name, value in _attributes(thing)}]
 
     def _encoded(self, value: Any) -> Any:
-        if value is None or type(value) in (bool, int, float, str, bytes):
+        if type(value) is str:
+            return self._renamed.get(value, value)
+        if value is None or type(value) in (bool, int, float, bytes):
             return value
         if isinstance(value, np.generic):
             return value.item()
