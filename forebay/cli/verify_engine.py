@@ -21,7 +21,7 @@ from forebay.cli.arguments import Parser, whole
 from forebay.cli.verify_self_test import run_self_test
 from forebay.config.machine import cpu_model
 from forebay.config.server_args import BY_NAME
-from forebay.verify.against import TRANSFORMERS, against_transformers
+from forebay.verify.against import NAME, TRANSFORMERS, against_transformers
 from forebay.verify.asking import Difference
 from forebay.verify.circumstances import Circumstance
 from forebay.verify.run import TIERS, Outcome, Verification
@@ -111,8 +111,9 @@ def _check_writable(report: str) -> None:
 
 
 def _all_taken(outcomes: Sequence[Outcome]) -> int:
-    """Return the number of circumstances that the model and the machine take, and 1 if they take none."""
-    return max(1, sum(outcome.verdict is not Verdict.LEFT_OUT for outcome in outcomes))
+    """Return the number of circumstances that the model and the machine take, and 1 if they take none. The comparison
+    with transformers, which is asked for by name, is among them if it was left out, too."""
+    return max(1, sum(outcome.verdict is not Verdict.LEFT_OUT or outcome.name == NAME for outcome in outcomes))
 
 
 def _chosen(verification: Verification, word: str, settings: str | None) -> list[Circumstance]:

@@ -18,6 +18,7 @@ from forebay.base import child
 from forebay.base.errors import ConfigError, EngineError, ForebayError
 from forebay.base.http_client import Origin, get_json
 from forebay.cli.arguments import Parser
+from forebay.cli.verify_url import key_in
 from forebay.config.flag import Value
 from forebay.verify.receipts import Stored, repeat
 from forebay.verify.remote.server import Server
@@ -94,8 +95,7 @@ async def _ready(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 async def _repeated(stored: Stored, url: str, model: str | None, key_file: str | None) -> list[str]:
-    key = Path(key_file).read_text().partition("\n")[0].strip() if key_file else ""
-    server = await Server.find(url, model, key)
+    server = await Server.find(url, model, key_in(key_file))
     try:
         return await repeat(stored, server)
     finally:

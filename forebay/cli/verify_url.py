@@ -82,7 +82,8 @@ def _page(name: str | None) -> Path | None:
     return Path(name)
 
 
-def _key(name: str | None) -> str:
+def key_in(name: str | None) -> str:
+    """Return the first line of a file of keys, "" for no file. Raises ConfigError for one that has none."""
     if name is None:
         return ""
     try:
@@ -109,7 +110,7 @@ async def _behind(router: Server, key: str, stack: AsyncExitStack, console: Cons
 
 async def _compare(own: Any, seed: int, budget_s: float, console: Console) -> tuple[Comparison, list[Outcome]]:
     """Print each outcome as it ends, and all of them at the end."""
-    began, key = time.monotonic(), _key(own.api_key_file)
+    began, key = time.monotonic(), key_in(own.api_key_file)
     async with AsyncExitStack() as stack:
         servers = []
         for url in own.url:

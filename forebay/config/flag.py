@@ -124,9 +124,9 @@ PAIRS: Final = Kind("NAME=PATH", _parse_pairs, tuple, several=True)
 class Flag:
     """One setting. `name` is its key in TOML and for library callers; everything else is generated from it.
 
-    `low` and `high` are inclusive. `aliases` are other projects' spellings, taken and not advertised; `also_auto` what
-    these write for "auto", `synonyms` what they write for other values; `absent` are values that the field knows and we
-    do not have, with the line that says so.
+    `low` and `high` are inclusive, and `off` is taken though it is below `low`. `aliases` are other projects'
+    spellings, taken and not advertised; `also_auto` what these write for "auto", `synonyms` what they write for other
+    values; `absent` are values that the field knows and we do not have, with the line that says so.
     """
 
     name: str
@@ -142,6 +142,7 @@ class Flag:
     absent: Mapping[str, str] = field(default_factory=dict)
     low: float | None = None
     high: float | None = None
+    off: float | None = None
 
     @property
     def option(self) -> str:
@@ -200,10 +201,11 @@ class Flag:
         if self.choices and value not in self.choices:
             raise ConfigError(f"{value!r} is not one of {', '.join(self.choices)}")
         if isinstance(value, int | float) and not isinstance(value, bool):
-            if self.low is not None and value < self.low:
-                raise ConfigError(f"{value:g} is too small: at least {self.low:g}")
+            if self.low is not None and value < self.low and value != self.off:
+                least = f"{self.low:.12g}" if self.off is None else f"{self.low:.12g}, or {self.off:g}"
+                raise ConfigError(f"{value:.12g} is too small: at least {least}")
             if self.high is not None and value > self.high:
-                raise ConfigError(f"{value:g} is too large: at most {self.high:g}")
+                raise ConfigError(f"{value:.12g} is too large: at most {self.high:.12g}")
         if self.kind.type is str and value == "":
             raise ConfigError("the value is empty")
 

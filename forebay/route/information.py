@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -63,6 +64,7 @@ async def server_info(request: Request, router: Router) -> Response:
     """Return the /server_info of all members together, for gateways and the page."""
     members = router.members
     up = [member.info for member in members.with_role(Role.DECODE, Role.BOTH) if member.info]
+    infos = [member.info for member in members.usable(Role, members.now)]
     first = up[0] if up else {}
     limits = {name: first.get(name) for name in LIMITS}
     limits["max_running_requests"] = sum(info.get("max_running_requests") or 0 for info in up) or None
@@ -75,10 +77,16 @@ async def server_info(request: Request, router: Router) -> Response:
             "version": __version__,
             "accepts_images": bool(up) and all(info.get("accepts_images") for info in up),
             "engine": first.get("engine"),
-            PATH: shortest_path(members.router_id, (member.info for member in members.usable(Role, members.now))),
+            "environment": _common([info.get("environment") for info in infos]),
+            PATH: shortest_path(members.router_id, infos),
             "members": [member.as_dict(members.now) for member in members.all],
         }
     )
+
+
+def _common(values: Sequence[Any]) -> Any:
+    """Return what all values are, None if they differ or there are none."""
+    return values[0] if values and all(value == values[0] for value in values) else None
 
 
 async def models(request: Request, router: Router) -> Response:

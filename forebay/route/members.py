@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ GIVEN_UP_AFTER: Final = 3  # failed checks in a row, after which the requests at
 HOLD_S: Final = 10.0  # a server is back after a crash, or a pair after an update of its weights, within that
 EMPTY: Final = digest_of(b"")
 NONE: Final[Mapping[str, str]] = MappingProxyType({})
-_NOT_TRUSTED: Final = (401, 403)
+_NOT_TRUSTED: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 # Reasons of /ready with which requests that run come to their end, if later.
 _WELL_BUT_BUSY: Final = ("draining", "queue_full", "asleep", "waking")
 
@@ -190,7 +191,7 @@ class HealthChecks:
         head, body = await member.pool.ask("GET", "/ready", member.check_headers("/ready"))
         member.checks_to_info -= 1
         if head.status in _NOT_TRUSTED:
-            self._members.failed_check(member, _refusal(head.status, body))
+            self._members.failed_check(member, _refusal(member, head.status, body))
         elif head.status != 200:
             self._members.failed_check(member, str(as_object(body).get("reason", f"HTTP {head.status}")))
         elif not member.up:
@@ -205,7 +206,7 @@ class HealthChecks:
         if loop := loop_of(self._members.router_id, info):
             self._members.failed_check(member, f"{loop}: leave it out of this router's servers")
         elif head.status in _NOT_TRUSTED:
-            self._members.failed_check(member, _refusal(head.status, body))
+            self._members.failed_check(member, _refusal(member, head.status, body))
         elif Role.of(mode) is not member.role:
             self._members.failed_check(member, f"it is no {member.role.noun}: its --disaggregation-mode is {mode}")
         else:
@@ -213,13 +214,11 @@ class HealthChecks:
             self._members.checked(member, info, num_downs)
 
 
-def _refusal(status: int, body: bytes) -> str:
+def _refusal(member: Member, status: int, body: bytes) -> str:
     error = as_object(body).get("error")
     said = str(error.get("message", ""))[:300] if isinstance(error, dict) else ""
-    both = (
-        "--cluster-key-file" if status == 403 else "--cluster-key-file, or the same --api-key-file to one of --server"
-    )
-    return f"it refuses this router (HTTP {status}: {said}): give both the same {both}"
+    shared = "--api-key-file" if status == HTTPStatus.UNAUTHORIZED and member.is_configured else "--cluster-key-file"
+    return f"it refuses this router (HTTP {status}: {said}): give both the same {shared}"
 
 
 def as_object(body: bytes) -> dict[str, Any]:

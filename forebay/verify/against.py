@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from forebay.models.transformers_model import TransformersModel
 
 TRANSFORMERS: Final = "transformers"
+NAME: Final = f"against {TRANSFORMERS}"
 # Nats by which the token that we choose may be less likely there: rounding of activations, by their type.
 _MARGINS: Final = {"float32": 0.01}
 _MARGIN: Final = 0.5
@@ -43,12 +44,14 @@ async def against_transformers(verification: Verification) -> Outcome:
         raise ConfigError(
             f"--against {TRANSFORMERS} needs the package of this name: pip install {TRANSFORMERS}"
         ) from None
-    name = f"against {TRANSFORMERS}"
+    path = Path(verification.config.model_path)
+    if path.is_file():
+        return Outcome(NAME, Verdict.LEFT_OUT, f"{path.name} is a GGUF file: give the folder of the unquantized model")
     try:
-        model = await asyncio.to_thread(TransformersModel, Path(verification.config.model_path))
+        model = await asyncio.to_thread(TransformersModel, path)
     except Exception as error:  # whatever its models raise
-        return Outcome(name, Verdict.LEFT_OUT, " ".join(str(error).split())[:_MAX_REASON])
-    outcome = compared(name, model, verification)
+        return Outcome(NAME, Verdict.LEFT_OUT, " ".join(str(error).split())[:_MAX_REASON])
+    outcome = compared(NAME, model, verification)
     outcome.seconds = time.monotonic() - began
     return outcome
 

@@ -86,6 +86,7 @@ def test_every_command_has_help_and_does_nothing_else(command: str, capsys: pyte
         ),
         (["generate", "--file", "/nowhere", "text"], "give one"),
         (["serve", "--max-num-seqs", "0"], "--max-num-seqs: 0 is too small: at least 1"),
+        (["serve", "--flight-recorder", "100"], "--flight-recorder: 100 is too small: at least 1048576, or 0"),
         (["generate", "-p", "a", "b"], "PROMPT, --prompt and --file all say"),
         (["serve", "-n", "5"], "-n 5 is not supported: set max_tokens"),
         (["serve", "-u", "5"], "there is no flag -u"),

@@ -215,7 +215,7 @@ VERIFY = (
         "verify/blame.py",
         "self.needed.append(self.others.pop())",
         "self.needed.append(self.others[-1]), self.others.clear()",
-        "verify/test_blame.py::test_blame_is_right_for_planted_pairs_within_its_runs",
+        "verify/test_blame.py::test_blame_is_right_for_each_planted_pair_within_its_runs",
     ),
     Mutant(
         "C28 blame says if it did not find the smallest settings",

@@ -57,6 +57,22 @@ def checked(pool: Pool, times: int = 1, found: Members | None = None) -> tuple[M
     return found, one
 
 
+@pytest.mark.parametrize(
+    ("status", "is_configured", "shared"),
+    [(401, True, "--api-key-file"), (401, False, "--cluster-key-file"), (403, True, "--cluster-key-file")],
+)
+def test_member_that_refuses_the_router_says_which_key_both_need(status: int, is_configured: bool, shared: str) -> None:
+    """A server of the command line is checked with a key of users, one that is announced with a proof."""
+
+    class Refusing(Pool):
+        async def ask(self, method: str, path: str, *others: object) -> tuple[Head, bytes]:
+            return Head(status if path == "/server_info" else 200, {}), b"{}"
+
+    found = Members({Role.DECODE: [URL]})
+    found.all[0].is_configured = is_configured
+    assert checked(Refusing(), found=found)[1].why.endswith(f"give both the same {shared}")
+
+
 def test_members_that_have_just_been_ready_may_recover() -> None:
     now = [0.0]
     found = Members({Role.BOTH: [URL]}, hold_s=10.0, clock=lambda: now[0])
@@ -213,6 +229,21 @@ def test_server_info_of_router_accepts_images_if_all_members_do(
     request, router = cast(Any, None), cast(Any, SimpleNamespace(members=found))
     answer = asyncio.run(information.server_info(request, router))
     assert json.loads(bytes(answer.body))["accepts_images"] is accepts
+
+
+@pytest.mark.parametrize(
+    ("others", "is_common"), [([{"weights": "a"}], True), ([{"weights": "b"}], False), ([{}], False)]
+)
+def test_server_info_of_router_has_the_environment_that_all_members_have(
+    others: list[dict[str, str]], is_common: bool
+) -> None:
+    environments = [{"weights": "a"}, *others]
+    found = Members({Role.BOTH: [f"http://host:{port}" for port in range(1, 1 + len(environments))]})
+    for member, each in zip(found.all, environments, strict=True):
+        found.checked(member, {"environment": each}, member.num_downs)
+    request, router = cast(Any, None), cast(Any, SimpleNamespace(members=found))
+    answer = asyncio.run(information.server_info(request, router))
+    assert json.loads(bytes(answer.body))["environment"] == (environments[0] if is_common else None)
 
 
 def test_router_member_that_does_not_answer_in_time_is_told_of(monkeypatch):

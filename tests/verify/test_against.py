@@ -12,10 +12,11 @@ import pytest
 
 from forebay.base.errors import ConfigError
 from forebay.cli.main import main
+from forebay.cli.verify_engine import _all_taken
 from forebay.requests.sampling_params import Grammar, GrammarKind, SamplingParams
 from forebay.verify.against import against_transformers, compared, is_plain
-from forebay.verify.run import Baseline, Verification
-from forebay.verify.verdict import Verdict
+from forebay.verify.run import Baseline, Outcome, Verification
+from forebay.verify.verdict import Verdict, exit_code
 from tests.verify.test_verify import QUESTION, said, small_model
 
 __all__ = ["small_model"]  # a fixture
@@ -66,6 +67,17 @@ async def test_without_transformers_it_says_what_to_install(small_model: Path, m
     verification = Verification({"model_path": str(small_model)}, num=2, max_tokens=8, seed=0)
     with pytest.raises(ConfigError, match="pip install transformers"):
         await against_transformers(verification)
+
+
+async def test_gguf_file_is_left_out_and_a_comparison_that_was_asked_for_and_left_out_is_no_success(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    left_out = await against_transformers(cast(Any, SimpleNamespace(config=SimpleNamespace(model_path=str(path)))))
+    assert (left_out.verdict, left_out.what.partition(":")[0]) == (Verdict.LEFT_OUT, "model.gguf is a GGUF file")
+    outcomes = [left_out, Outcome("another", Verdict.SAME, ""), Outcome("a third", Verdict.LEFT_OUT, "")]
+    assert [exit_code(found, _all_taken(found)) for found in (outcomes, outcomes[1:])] == [2, 0]
 
 
 @pytest.mark.slow

@@ -124,6 +124,8 @@ class Server:
         async with _failures(self.url):
             info = _json(self.url, await self._client.get("/server_info", timeout=_INFORMS_S))
         found = info.get("environment")
+        if not isinstance(found, dict) and info.get("members"):
+            raise ConfigError(f"the servers behind {self.url} do not compute with the same: give --url one of them")
         if not isinstance(found, dict):
             raise ConfigError(f"{self.url} does not say what it computes with: receipts are Forebay's")
         return found
