@@ -201,13 +201,16 @@ class Flag:
         if self.choices and value not in self.choices:
             raise ConfigError(f"{value!r} is not one of {', '.join(self.choices)}")
         if isinstance(value, int | float) and not isinstance(value, bool):
-            if self.low is not None and value < self.low and value != self.off:
-                least = f"{self.low:.12g}" if self.off is None else f"{self.low:.12g}, or {self.off:g}"
-                raise ConfigError(f"{value:.12g} is too small: at least {least}")
-            if self.high is not None and value > self.high:
-                raise ConfigError(f"{value:.12g} is too large: at most {self.high:.12g}")
+            self._check_bounds(value)
         if self.kind.type is str and value == "":
             raise ConfigError("the value is empty")
+
+    def _check_bounds(self, value: float) -> None:
+        if self.low is not None and value < self.low and value != self.off:
+            least = f"{self.low:.12g}" if self.off is None else f"{self.low:.12g}, or {self.off:g}"
+            raise ConfigError(f"{value:.12g} is too small: at least {least}")
+        if self.high is not None and value > self.high:
+            raise ConfigError(f"{value:.12g} is too large: at most {self.high:.12g}")
 
 
 def in_group(group: str, *flags: Flag) -> tuple[Flag, ...]:

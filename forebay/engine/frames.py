@@ -205,13 +205,15 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 class Occupied(msgspec.Struct, frozen=True, kw_only=True):
     """`phase` is serving, draining, asleep or waking; `released` are the tags without memory, and `num_bytes` what each
     has when it has some. Of the last sleep and the last wake, how long they took. `kept_tokens` of the prefix cache are
-    in host memory while `kv_cache` is released, and take `kept_bytes` there."""
+    in host memory while `kv_cache` is released, and take `kept_bytes` there. `weights` names those that were loaded by
+    an update: their digest, or a name of its own for tensors from memory."""
 
     phase: str = "serving"
     released: list[str] = []
     paused: bool = False
     num_bytes: dict[str, int] = {}
     weight_version: int = 0
+    weights: str = ""
     last_sleep_s: float = 0.0
     last_wake_s: float = 0.0
     kept_tokens: int = 0

@@ -65,15 +65,14 @@ async def server_info(request: Request, router: Router) -> Response:
     members = router.members
     up = [member.info for member in members.with_role(Role.DECODE, Role.BOTH) if member.info]
     infos = [member.info for member in members.usable(Role, members.now)]
-    first = up[0] if up else {}
-    limits = {name: first.get(name) for name in LIMITS}
-    limits["max_running_requests"] = sum(info.get("max_running_requests") or 0 for info in up) or None
+    first = next(iter(up), {})
     return json_response(
         {
             "served_model_name": first.get("served_model_name"),
             "model_path": first.get("model_path"),
             "disaggregation_mode": DisaggregationMode.NULL,
-            **limits,
+            **{name: first.get(name) for name in LIMITS},
+            "max_running_requests": sum(info.get("max_running_requests") or 0 for info in up) or None,
             "version": __version__,
             "accepts_images": bool(up) and all(info.get("accepts_images") for info in up),
             "engine": first.get("engine"),

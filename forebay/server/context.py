@@ -97,9 +97,18 @@ class ServerContext:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the digests and names of what an answer is computed with, beside the request."""
-        info = self.loaded_info
-        return {**({} if info is None else info.environment), "template": self.tokenizer.template_digest}
+        """Return the digests and names of what an answer is computed with now, beside the request."""
+        state = self.engine.link.last_state
+        return self.environment_of(0 if state is None else state.memory.weight_version)
+
+    def environment_of(self, weight_version: int) -> dict[str, str]:
+        """Return the same for an answer of weights of this version."""
+        info, state = self.loaded_info, self.engine.link.last_state
+        found = {} if info is None else dict(info.environment)
+        if weight_version and state is not None:
+            is_known = state.memory.weight_version == weight_version
+            found["weights"] = state.memory.weights if is_known else f"update {weight_version}"
+        return {**found, "template": self.tokenizer.template_digest}
 
     def table(self, body: Sampling) -> TokenBytes:
         """The bytes of each token in the text of an answer."""

@@ -91,9 +91,8 @@ def environment_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return what differs in two receipts of one request: what went in, or else the first token that differs."""
-    if then["weight_version"] != now["weight_version"]:
-        versions = f"{then['weight_version']} then, {now['weight_version']} now"
-        return [f"the weights were updated in between: version {versions}"]
+    if changed := environment_changes(then["environment"], now["environment"]):
+        return changed
     if inputs := [f"{what} differ" for name, what in _NAMES.items() if then[name] != now[name]]:
         return inputs
     return _tokens(then["output_ids"], now["output_ids"])

@@ -26,6 +26,7 @@ from forebay.engine.loop.core import EngineCore
 from forebay.engine.stream import merge
 from forebay.families import TYPES
 from forebay.families.config.model_config import config_from_folder
+from forebay.formats.identity import weights_digest
 from forebay.pools.regions import Tag
 from forebay.requests.updates import MissReason, Update
 from tests.engine.starts import PROMPTS, tokens_of, wanted
@@ -106,6 +107,7 @@ def test_c25_tokens_are_the_same_after_a_sleep_of_any_tags_and_those_of_new_weig
         return
     updated = tokens_of(core_of(other, page_size=page_size), PROMPTS)
     assert tokens_of(core, PROMPTS) == updated
+    assert core.sleeper.state.weights == weights_digest(other)
     core.sleeper.sleep()
     core.sleeper.wake()
     assert tokens_of(core, PROMPTS) == updated

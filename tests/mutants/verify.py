@@ -22,8 +22,8 @@ VERIFY = (
     Mutant(
         "C28 circumstances that could not be set up are no proof",
         "cli/verify_engine.py",
-        "    return max(1, sum(outcome.verdict is not Verdict.LEFT_OUT for outcome in outcomes))\n",
-        "    return sum(outcome.verdict is not Verdict.LEFT_OUT for outcome in outcomes)\n",
+        "    return max(1, sum(",
+        "    return max(0, sum(",
         "verify/test_verify.py::test_verify_that_shows_too_little_exits_with_2",
     ),
     Mutant(
@@ -260,11 +260,34 @@ VERIFY = (
         f"{_TEST}::test_request_that_fails_alone_is_a_failure_though_all_circumstances_are_the_same",
     ),
     Mutant(
+        "C28 a comparison that was asked for by name and left out is no proof",
+        "cli/verify_engine.py",
+        " or outcome.name == NAME for",
+        " for",
+        "verify/test_against.py::test_gguf_file_is_left_out_and_a_comparison_that_was_asked_for_and_left_out_is_no_"
+        "success",
+    ),
+    Mutant(
         "C31 a receipt names the chat template",
         "server/context.py",
         ', "template": self.tokenizer.template_digest}',
         "}",
         "server/test_receipts.py::test_repeat_runs_nothing_if_what_computes_differs",
+    ),
+    Mutant(
+        "C31 a receipt names the tensors of its adapter",
+        "server/api/core/serving.py",
+        'adapter="" if adapter is None else adapter.digest,',
+        'adapter="",',
+        "server/test_receipts.py::test_receipt_names_the_tensors_of_an_adapter_and_other_ones_differ",
+    ),
+    Mutant(
+        "C31 a receipt names weights that an update has loaded",
+        "server/context.py",
+        'found["weights"] = state.memory.weights if is_known',
+        'found["draft weights"] = state.memory.weights if is_known',
+        "server/test_receipts.py::test_receipt_names_the_weights_that_its_answer_began_with_and_the_server_those_of_its_"
+        "last_update",
     ),
     Mutant(
         "C31 a receipt names the seed that was used",

@@ -13,7 +13,7 @@ import numpy as np
 from forebay.base.errors import Conflict, NotFound, Unavailable
 from forebay.base.room import Room
 from forebay.engine.client.recordings import Recordings
-from forebay.engine.frames import Beat, Checked, LoadedAdapter, Ready, ReuseReport, State, TreePart, Updates
+from forebay.engine.frames import Beat, Checked, LoadedAdapter, Occupied, Ready, ReuseReport, State, TreePart, Updates
 from forebay.engine.stream import Receiver
 from forebay.memory.radix_node import OPERATOR, Branch
 from forebay.memory.retention import RetentionRequest
@@ -162,6 +162,7 @@ class FakeEngine:
         self._widths = itertools.cycle(range(width, 0, -1))
         self.dead: Failure | None = None
         self.last_state: State | None = None
+        self.occupied = Occupied()
         self.last_beat: Beat | None = None
         self.last_tick_age_s = 0.0
         self.is_ready = True
@@ -298,6 +299,7 @@ class FakeEngine:
             oldest_wait_s=0.0,
             counters=self.counters,
             map=[0, 1, 2],
+            memory=self.occupied,
         )
         return self.last_state
 

@@ -16,6 +16,7 @@ from forebay.base.errors import ConfigError
 from forebay.cli import verify_receipt
 from forebay.cli.commands import run as forebay
 from forebay.config.keys import all_keys, key_fields
+from forebay.engine.frames import LoadedAdapter, Occupied
 from forebay.text.tokenizer import Tokenizer
 from forebay.verify.receipts import Stored, environment_changes, repeat
 from forebay.verify.remote.server import Server
@@ -209,6 +210,27 @@ def test_repeat_names_the_first_token_that_differs(
     monkeypatch.setattr(server.engine, "script", other)
     then = receipt["output_ids"][2]
     assert repeated(path, server) == [f"same until token 2: token id {then} then, token id {then + 1} now"]
+
+
+def test_receipt_names_the_weights_that_its_answer_began_with_and_the_server_those_of_its_last_update(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.engine, "occupied", Occupied(weight_version=1, weights="b2"))
+    with server.client() as http:
+        assert http.get("/server_info").json()["environment"]["weights"] == "b2"
+    assert answered(server, CHAT)["usage"]["receipt"]["environment"]["weights"] == "a1"
+
+
+def test_receipt_names_the_tensors_of_an_adapter_and_other_ones_differ(
+    server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for digest in ("ab", "cd"):
+        loaded = LoadedAdapter(name="fine", number=1, path="", rank=1, num_bytes=1, num_users=0, digest=digest)
+        monkeypatch.setattr(FakeEngine, "adapters", {"fine": loaded})
+        if digest == "ab":
+            path = stored(server, {**CHAT, "model": "fine"}, tmp_path)
+    assert json.loads(path.read_text())["answer"]["usage"]["receipt"]["adapter_digest"] == "ab"
+    assert repeated(path, server) == ["the adapter's tensors differ"]
 
 
 @pytest.mark.parametrize("part", ["weights", "kernels", "template"])

@@ -7,9 +7,11 @@ An engine is asleep if it has released memory or is paused; requests wait meanwh
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from forebay.base.errors import Conflict, InvalidRequest, ModelError
@@ -17,6 +19,7 @@ from forebay.base.log import event, get_logger
 from forebay.engine.frames import KV_CACHE, TAGS, WEIGHTS, Occupied, Release, Resume, ToEngine, UpdateWeights
 from forebay.engine.lifecycle.contents import ContentsCheck
 from forebay.engine.lifecycle.transitions import Transitions
+from forebay.formats.identity import weights_digest
 from forebay.memory.kv_allocator import KV
 from forebay.memory.slots import Ids
 from forebay.scheduler.halt import Halt, Mode, forget_caches, keep_cached, resume, weights_changed
@@ -111,6 +114,7 @@ class Sleeper:
         self._retry_at = 0.0
         self._last_sleep_s = self._last_wake_s = 0.0
         self._kept_tokens = self._kept_bytes = 0  # of the prefix cache
+        self._weights = ""  # the name of those that an update has loaded
         # Of a checkpoint, or of tensors from memory, and the version that it now is.
         self.on_update: Callable[[str | None, int], None] = lambda path, version: None
         # The memory of the weights has been taken or written again; calls what it is given with each tensor.
@@ -141,6 +145,7 @@ class Sleeper:
             paused=self._paused,
             num_bytes=self._memory.num_bytes(),
             weight_version=self._scheduler.queues.weight_version,
+            weights=self._weights,
             last_sleep_s=self._last_sleep_s,
             last_wake_s=self._last_wake_s,
             kept_tokens=self._kept_tokens,
@@ -289,6 +294,7 @@ class Sleeper:
             raise
         self._released = [tag for tag in self._released if tag != WEIGHTS]
         self._kept_tokens = self._kept_bytes = 0
+        self._weights = weights_digest(Path(path)) if path and not given else f"from memory {secrets.token_hex(8)}"
         weights_changed(self._scheduler, self._scheduler.queues.weight_version + 1)
         self.on_weights(self._loaded)
         self.on_update(path, self._scheduler.queues.weight_version)

@@ -153,10 +153,8 @@ class _Taking:
         return [kind, {name: self._encoded(value) for name, value in _attributes(thing)}]
 
     def _encoded(self, value: Any) -> Any:
-        if type(value) is str:
-            return self._renamed.get(value, value)
-        if value is None or type(value) in (bool, int, float, bytes):
-            return value
+        if value is None or type(value) in (bool, int, float, str, bytes):
+            return self._renamed.get(value, value) if type(value) is str else value
         if isinstance(value, np.generic):
             return value.item()
         kind = type(value)

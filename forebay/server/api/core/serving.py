@@ -315,7 +315,7 @@ def _receipt(server: ServerContext, order: Order, choice: Choice) -> Receipt:
     """Return the receipt of an answer's only choice."""
     adapter = server.engine.adapters.get(order.adapter)
     return receipt_of(
-        environment=server.environment,
+        environment=server.environment_of(choice.weight_version),
         weight_version=choice.weight_version,
         adapter="" if adapter is None else adapter.digest,
         prompt_ids=choice.prompt.token_ids,
