@@ -293,8 +293,8 @@ class Sleeper:
                 raise InvalidRequest(error.message, code=error.code, param="model_path") from error
             raise
         self._released = [tag for tag in self._released if tag != WEIGHTS]
-        self._kept_tokens = self._kept_bytes = 0
         self._weights = weights_digest(Path(path)) if path and not given else f"from memory {secrets.token_hex(8)}"
+        self._kept_tokens = self._kept_bytes = 0
         weights_changed(self._scheduler, self._scheduler.queues.weight_version + 1)
         self.on_weights(self._loaded)
         self.on_update(path, self._scheduler.queues.weight_version)

@@ -154,7 +154,7 @@ class _Taking:
 
     def _encoded(self, value: Any) -> Any:
         if value is None or type(value) in (bool, int, float, str, bytes):
-            return self._renamed.get(value, value) if type(value) is str else value
+            return self._renamed.get(value, value)
         if isinstance(value, np.generic):
             return value.item()
         kind = type(value)
