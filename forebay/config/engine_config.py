@@ -115,6 +115,11 @@ class CacheTypes:
     movable: bool = False  # what layers keep goes to engines with other pages and widths
     chunked_scans: bool = False  # the kernels' scans keep the inputs of an open chunk behind the state
 
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The types, on which tokens depend, by what they are of."""
+        return {"dtype": self.dtype, "kv dtype": self.kv_cache_dtype, "scan dtype": self.mamba_ssm_dtype}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryOptions:
