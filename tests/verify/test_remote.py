@@ -93,6 +93,7 @@ def test_difference_names_tokens_and_the_gap_that_the_expected_one_had_alone() -
     difference = next(outcome for outcome in outcomes if outcome.name == "beside 16").findings.differences[0]
     assert (difference.unit, difference.place, difference.found, difference.gap) == ("token", 5, "wrong", 1.0)
     assert difference.texts[0] != difference.texts[1]
+    assert all(text.endswith("\n[finish_reason: length]") for text in difference.texts)
 
 
 def test_outcome_names_how_far_log_probabilities_of_equal_tokens_are_apart() -> None:

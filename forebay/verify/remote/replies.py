@@ -91,6 +91,12 @@ class Reply:
         calls = "\n".join(f"{name}({arguments})" for name, arguments in self.calls)
         return {"reasoning": self.reasoning, "text": self.text, "calls": calls, "finish_reason": self.finish}
 
+    @property
+    def page_text(self) -> str:
+        """Return all parts for a page. The finish_reason is marked as no part of the text."""
+        *texts, finish = self.parts.values()
+        return "\n".join(filter(None, [*texts, finish and f"[finish_reason: {finish}]"]))
+
 
 def _choice(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the first choice of an answer or an event, None if it has none. Raises ValueError for another form."""

@@ -68,7 +68,7 @@ class Session:
         if reply.cached_tokens is not None:
             findings.cached_tokens = (findings.cached_tokens or 0) + reply.cached_tokens
         if found := first_difference(one.reply, reply):
-            texts = "\n".join(filter(None, one.reply.parts.values())), "\n".join(filter(None, reply.parts.values()))
+            texts = one.reply.page_text, reply.page_text
             num_tokens = one.reply.prompt_tokens or one.question.num_tokens
             number, way = one.question.number, one.question.way
             findings.differences.append(Difference(number, way, num_tokens, *found, texts))
