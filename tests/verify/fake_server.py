@@ -36,6 +36,7 @@ class FakeServer:
     reports_cached: bool = True
     refuses: str = ""  # a field of the body
     fails_on: str = ""  # a field of the body, with status 500
+    refuses_logprobs: tuple[str, ...] = ()  # of a body with all of these fields
     status: int = 200
     body: bytes = b""
     good: int = 0
@@ -58,6 +59,7 @@ class FakeServer:
             yield self
         finally:
             server.close()
+            self._long.set()  # ends an answer that waits for a prompt
             if self._serving:
                 await asyncio.wait(self._serving)  # each ends when its client has left
 
@@ -106,6 +108,8 @@ class FakeServer:
             await _send(writer, self.status, self.body or b'{"error": {"message": "no"}}')
         elif self.refuses and self.refuses in body:
             await _send(writer, 400, json.dumps({"error": {"message": f"{self.refuses} is unknown"}}).encode())
+        elif self.refuses_logprobs and {*self.refuses_logprobs, "logprobs"} <= body.keys():
+            await _send(writer, 400, b'{"error": {"message": "no logprobs"}}')
         elif self.fails_on and self.fails_on in body:
             await _send(writer, 500, b'{"error": {"message": "stack trace"}}')
         elif body.get("stream"):

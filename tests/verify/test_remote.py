@@ -204,6 +204,17 @@ def test_server_that_cannot_be_compared_is_one_error(fake: FakeServer, error: ty
         asyncio.run(_compared(fake))
 
 
+def test_request_that_is_refused_with_log_probabilities_is_compared_without_them() -> None:
+    """llama-server refuses log-probabilities in streams of requests with tools."""
+    fake = FakeServer(refuses_logprobs=("tools", "stream"))
+    comparison, outcomes = asyncio.run(_compared(fake))
+    assert not comparison.unanswered
+    assert set(_verdicts(outcomes).values()) == {Verdict.SAME}
+    assert all(outcome.findings.num_answers == 7 for outcome in outcomes)
+    streamed = [body for body in fake.bodies if {"tools", "stream"} <= body.keys()]
+    assert {"logprobs" in body for body in streamed} == {True, False}
+
+
 def test_server_that_fails_in_the_middle_is_compared_by_what_it_answered_before() -> None:
     """A rate limit from the fourth request on."""
     comparison, outcomes = asyncio.run(_compared(FakeServer(status=429, good=3)))

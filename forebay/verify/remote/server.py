@@ -6,7 +6,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
@@ -93,11 +93,19 @@ class Server:
         await self._client.aclose()
 
     async def ask(self, fields: Fields, max_tokens: int, options: Options = COLD) -> Reply:
-        """Send one request and return the answer.
+        """Send one request and return the answer. If the server refuses it with log-probabilities, send it without.
 
         Raises Refused for a request that the server does not take, RateLimited, Unauthorized, and Unavailable if no
         server listens. Raises EngineError for any other failure: a broken connection, an answer of another form.
         """
+        try:
+            return await self._ask(fields, max_tokens, options)
+        except Refused:
+            if not (options.logprobs and self.gives_logprobs):
+                raise
+        return await self._ask(fields, max_tokens, replace(options, logprobs=False))
+
+    async def _ask(self, fields: Fields, max_tokens: int, options: Options) -> Reply:
         route = COMPLETIONS if "prompt" in fields else CHAT
         body = {**fields, "model": self.model, "max_tokens": max_tokens, **self._chosen(route, options)}
         if options.stream:
