@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 
@@ -27,6 +28,9 @@ from forebay.verify.circumstances import Circumstance
 from forebay.verify.run import TIERS, Outcome, Verification
 from forebay.verify.self_test import LEAST_QUESTIONS
 from forebay.verify.verdict import COLUMNS, STYLES, Verdict, exit_code, table_lines
+
+# Options with a value that a repetition of one circumstance replaces, or has no use for.
+_NOT_REPEATED: Final = ("--only", "--settings", "--report", "--at-least", "--against")
 
 
 def _parser() -> Parser:
@@ -188,7 +192,17 @@ def blame_lines(outcome: Outcome, words: Sequence[str]) -> Iterator[str]:
     size = "smallest settings" if found.is_smallest else "settings"
     yield f"{size} with which answers differ ({found.num_runs} runs): {names}"
     repeated = [f"--only={outcome.name}", f"--settings={','.join(found.settings)}"]
-    yield f"again: {shlex.join(['forebay', 'verify', *words, *repeated])}"
+    yield f"again: {shlex.join(['forebay', 'verify', *_kept(words), *repeated])}"
+
+
+def _kept(words: Sequence[str]) -> Iterator[str]:
+    """Yield those of the words given that a repetition of one circumstance needs: no report is overwritten."""
+    left = iter(words)
+    for word in left:
+        if word in _NOT_REPEATED:
+            next(left, None)
+        elif word.partition("=")[0] not in (*_NOT_REPEATED, "--json"):
+            yield word
 
 
 def _difference_text(difference: Difference, verification: Verification) -> str:

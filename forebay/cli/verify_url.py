@@ -114,7 +114,7 @@ async def _compare(own: Any, seed: int, budget_s: float, console: Console) -> tu
     async with AsyncExitStack() as stack:
         servers = []
         for url in own.url:
-            servers.append(await Server.find(url, own.model, key))
+            servers.append(await Server.find(url, own.model, key, most_s=budget_s))
             stack.push_async_callback(servers[-1].aclose)
         if len(servers) == 1:
             servers += await _behind(servers[0], key, stack, console)

@@ -198,7 +198,7 @@ def record_seed(seed: int) -> list[Recording]:
 
     match seed % 5:
         case 0:
-            tenants, tiers, keeping = seed % 2 == 0, seed % 4 == 0, seed % 5 == 0
+            tenants, tiers, keeping = seed % 2 == 0, seed % 4 == 0, seed % 3 == 0
             made_by = noted(Simulation)
             simulator.run_seed(seed, 0.3, tenants=tenants, tiers=tiers, keeping=keeping, make=made_by)
         case 1:

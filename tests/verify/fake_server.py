@@ -26,6 +26,7 @@ class FakeServer:
     drift_from: int = 0
     gather: int = 1
     unsteady: frozenset[str] = frozenset()  # kinds of requests whose repetition differs: "seed", "greedy"
+    wrong_with_a_salt: bool = False  # that a prompt did not have first
     wrong_from_cache: bool = False
     wrong_in_stream: bool = False
     wrong_without_logprobs: bool = False
@@ -46,6 +47,7 @@ class FakeServer:
     url: str = ""
     _asked: Counter[str] = field(default_factory=Counter)
     _cached: set[tuple[str, str]] = field(default_factory=set)
+    _salts: dict[str, str | None] = field(default_factory=dict)
     _aborted: set[str] = field(default_factory=set)
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
     _waiting: list[asyncio.Future[int]] = field(default_factory=list)
@@ -142,10 +144,11 @@ class FakeServer:
         return words
 
     def _is_wrong(self, body: dict[str, Any]) -> bool:
-        prompt, kind = _prompt(body), "seed" if "seed" in body else "greedy"
+        prompt, kind, salt = _prompt(body), "seed" if "seed" in body else "greedy", body.get("cache_salt")
         return (
             (0 < self.batch_from <= body["batch"])
             or (kind in self.unsteady and self._asked[prompt] > 1)
+            or (self.wrong_with_a_salt and self._salts.setdefault(prompt, salt) != salt)
             or (self.wrong_from_cache and self._hits(body))
             or (self.wrong_in_stream and bool(body.get("stream")))
             or (self.wrong_without_logprobs and not body.get("logprobs") and body["max_tokens"] > 1)

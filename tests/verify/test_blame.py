@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from itertools import combinations
 
 import pytest
 
+from forebay.cli.verify_engine import blame_lines
 from forebay.verify.blame import MOST_RUNS, Blame, blame
+from forebay.verify.run import Outcome
+from forebay.verify.verdict import Verdict
 
 SETTINGS = ("little memory", "prefix cache", "graphs", "chunks", "steps ahead", "drafts", "two tiers")
 
@@ -45,3 +49,12 @@ async def test_blame_without_enough_runs_names_what_is_left(most: int) -> None:
     assert not found.is_smallest
     assert runner.planted < set(found.settings)
     assert found.num_runs == len(runner.runs) == most
+
+
+def test_command_that_repeats_a_difference_replaces_what_was_chosen_and_overwrites_no_report() -> None:
+    found = Outcome("all of it", Verdict.DIFFERENT, "", blame=Blame(("chunks",), True, 3))
+    words = ["./model", "--only", "all", "--report=a.md", "-n", "8", "--json", "--at-least", "3", "--dtype=float32"]
+    for _ in range(2):
+        *_, line = blame_lines(found, words)
+        assert line == "again: forebay verify ./model -n 8 --dtype=float32 '--only=all of it' --settings=chunks"
+        words = shlex.split(line)[3:]  # as it is typed again

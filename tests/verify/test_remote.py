@@ -17,7 +17,6 @@ import pytest
 
 from forebay.base.errors import ConfigError, EngineError, ForebayError, Unauthorized, Unavailable
 from forebay.cli.commands import run as forebay
-from forebay.verify.remote import server as server_module
 from forebay.verify.remote.circumstances import Group, circumstances
 from forebay.verify.remote.questions import make_questions, read_questions, sibling
 from forebay.verify.remote.replies import Reply, first_difference
@@ -124,6 +123,13 @@ def test_requests_that_differ_when_repeated_are_named_and_asked_no_further() -> 
     assert len(comparison.alone) == 5
 
 
+def test_server_whose_answers_depend_on_the_salt_is_found_and_named() -> None:
+    comparison, outcomes = asyncio.run(_compared(FakeServer(wrong_with_a_salt=True)))
+    assert "7 of 7 requests" in verdict_text(outcomes)
+    assert verdict_text(outcomes).endswith("are answered differently with another cache_salt")
+    assert (comparison.alone, exit_code(outcomes, 1)) == ([], 1)
+
+
 def test_server_that_never_repeats_itself_leaves_nothing_to_compare() -> None:
     outcomes = asyncio.run(_compared(FakeServer(unsteady=frozenset({"seed", "greedy"}))))[1]
     assert outcomes[0].verdict is Verdict.DIFFERENT
@@ -177,12 +183,11 @@ def test_server_that_answers_nothing_is_one_error_at_the_end_of_the_budget() -> 
         asyncio.run(_compared(FakeServer(gather=2), budget_s=0.05))
 
 
-def test_server_that_does_not_say_its_models_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_INFORMS_S", 0.05)
+def test_server_that_does_not_say_its_models_is_one_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(Unavailable, match="does not answer in time"):
-            asyncio.run(Server.find(url, None, ""))
+            asyncio.run(Server.find(url, None, "", most_s=0.05))
 
 
 @pytest.mark.parametrize(

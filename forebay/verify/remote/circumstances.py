@@ -42,7 +42,7 @@ class Circumstance:
 def circumstances() -> list[Circumstance]:
     """Return all that one server can be asked for, cheap ones first."""
     return [
-        Circumstance("asked again, backwards", Group.REPEATED, _backwards, _answered),
+        Circumstance("asked again, backwards", Group.REPEATED, Session.repeated, _answered),
         Circumstance("streamed", Group.FORM, _streamed, _answered),
         Circumstance("without log-probabilities", Group.FORM, _plain, _had_logprobs),
         *(Circumstance(f"beside {width}", Group.BATCH, _beside(width), _crowd(width), width) for width in _WIDTHS[:2]),

@@ -12,7 +12,7 @@ from typing import Final
 from forebay.base.errors import ForebayError, Unavailable
 from forebay.verify.remote.circumstances import Circumstance, Group, at_another, circumstances
 from forebay.verify.remote.questions import Question
-from forebay.verify.remote.server import RateLimited, Refused, Server
+from forebay.verify.remote.server import Options, RateLimited, Refused, Server, new_salt
 from forebay.verify.remote.session import Alone, Findings, Session
 from forebay.verify.verdict import Verdict, first_error
 
@@ -70,9 +70,10 @@ class Comparison:
         for question in self.questions:
             if self.alone and time.monotonic() > until:
                 break
+            salt = new_salt()
             try:
                 async with asyncio.timeout(self._deadline - time.monotonic()):
-                    reply = await server.ask(question.fields, self.max_tokens)
+                    reply = await server.ask(question.fields, self.max_tokens, Options(salt=salt))
             except TimeoutError:
                 if self.alone:
                     break
@@ -87,7 +88,7 @@ class Comparison:
                     raise
                 break
             server.gives_logprobs = server.gives_logprobs and bool(reply.tokens or not reply.text)
-            self.alone.append(Alone(question, reply))
+            self.alone.append(Alone(question, reply, salt))
         if not self.alone:
             raise Refused(f"no question was answered; the first error: {self.unanswered[0].reason}")
 
@@ -177,9 +178,9 @@ def _causes(different: Sequence[Outcome]) -> list[str]:
 def _unrepeated(outcome: Outcome) -> str:
     differences = outcome.findings.differences
     ways = ", ".join(dict.fromkeys(difference.way for difference in differences))
-    return (
-        f"{len(differences)} of {outcome.findings.num_answers} requests ({ways}) are answered differently when repeated"
-    )
+    num, salted = len(differences), outcome.findings.num_salted
+    how = "with another cache_salt" if salted == num else "when repeated"
+    return f"{num} of {outcome.findings.num_answers} requests ({ways}) are answered differently {how}"
 
 
 _CAUSES: Final = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -32,6 +33,11 @@ _SALTED: Final = frozenset({"forebay", "vllm", "sglang"})
 _UNCACHED: Final = {"llamacpp": "cache_prompt"}
 
 
+def new_salt() -> str:
+    """Return a salt that no request has had."""
+    return uuid.uuid4().hex
+
+
 class Refused(ForebayError):
     """The server refuses this request: a field that it does not support, or a prompt that does not fit."""
 
@@ -42,12 +48,14 @@ class RateLimited(ForebayError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a request is sent. `cold` keeps it apart from cached prefixes, on servers that can. `logprobs` asks for those
+    """How a request is sent. `cold` keeps it apart from cached prefixes, on servers that can; where that is a salt, it
+    is `salt`, or a new one if this is empty. `logprobs` asks for those
     of the tokens. `stop_after` closes the connection after this number of events with text, `on_event` is called for
     each."""
 
     stream: bool = False
     cold: bool = True
+    salt: str = ""
     logprobs: bool = True
     stop_after: int = 0
     on_event: Callable[[], None] | None = None
@@ -67,8 +75,9 @@ class Server:
         self.gives_logprobs = True  # until an answer has none
 
     @classmethod
-    async def find(cls, url: str, model: str | None, api_key: str) -> Self:
-        """Connect, and choose `model` or the server's first one. Raises ConfigError for a model that is not there."""
+    async def find(cls, url: str, model: str | None, api_key: str, *, most_s: float = math.inf) -> Self:
+        """Connect, and choose `model` or the server's first one. Raises ConfigError for a model that is not there, and
+        Unavailable if it does not list its models within `most_s` seconds, or 30."""
         url = _base(url)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx2.Limits(max_connections=_MAX_CONNECTIONS)
@@ -76,7 +85,7 @@ class Server:
         client = httpx2.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=timeout)
         try:
             async with _failures(url):
-                listed = _models(url, _json(url, await client.get("/v1/models", timeout=_INFORMS_S)))
+                listed = _models(url, _json(url, await client.get("/v1/models", timeout=min(most_s, _INFORMS_S))))
         except BaseException:
             await client.aclose()
             raise
@@ -87,6 +96,11 @@ class Server:
             known = ", ".join(str(one["id"]) for one in listed[:20])
             raise ConfigError(f"--model {name}: {url} has no model of this name; it lists: {known}")
         return cls(client, url, name, entry)
+
+    @property
+    def has_salts(self) -> bool:
+        """Whether a request's `cache_salt` keeps it apart from the prefixes of all others."""
+        return self.owner in _SALTED
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -147,8 +161,8 @@ class Server:
         body: dict[str, Any] = {}
         if options.logprobs and self.gives_logprobs:
             body |= {"logprobs": True, "top_logprobs": _TOPS} if route == CHAT else {"logprobs": _TOPS}
-        if options.cold and self.owner in _SALTED:
-            body["cache_salt"] = uuid.uuid4().hex
+        if options.cold and self.has_salts:
+            body["cache_salt"] = options.salt or new_salt()
         elif options.cold and self.owner in _UNCACHED:
             body[_UNCACHED[self.owner]] = False
         return body

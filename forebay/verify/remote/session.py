@@ -22,7 +22,8 @@ _EVENTS_BEFORE_ABORT: Final = 3
 class Findings:
     """Answers compared, and where they differ. `num_logprobs` are the tokens whose log-probabilities were compared.
     `cached_tokens` is the sum of those that the server reports, None if it reports none. `most_beside` is the largest
-    number of other requests in flight with a compared one."""
+    number of other requests in flight with a compared one. `num_salted` of the differences are gone with the salt that
+    the request had alone."""
 
     num_answers: int = 0
     differences: list[Difference] = field(default_factory=list)
@@ -30,16 +31,18 @@ class Findings:
     largest_logprob_gap: float = 0.0
     cached_tokens: int | None = None
     most_beside: int = 0
+    num_salted: int = 0
     num_aborted: int = 0
     num_arrived: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """A question with the answer that it had alone."""
+    """A question with the answer that it had alone, with this salt where the server has salts."""
 
     question: Question
     reply: Reply
+    salt: str
 
 
 class Session:
@@ -85,6 +88,15 @@ class Session:
         """Compare each question alone."""
         for one in reversed(self.alone) if backwards else self.alone:
             await self.compare(one, options)
+
+    async def repeated(self) -> None:
+        """Compare each question alone; ask those that differ once more with the salt that they had."""
+        await self.one_by_one(backwards=True)
+        different = {difference.question for difference in self.findings.differences}
+        for one in self.alone:
+            if self.server.has_salts and one.question.number in different:
+                again = await self.server.ask(one.question.fields, self._max_tokens, Options(salt=one.salt))
+                self.findings.num_salted += first_difference(one.reply, again) is None
 
     async def beside(self, num_others: int) -> None:
         """Compare each question while `num_others` requests, questions or load, are in flight with it."""
