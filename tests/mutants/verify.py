@@ -248,7 +248,7 @@ VERIFY = (
     Mutant(
         "C19 compared requests have a salt each",
         "verify/remote/server.py",
-        '            body["cache_salt"] = uuid.uuid4().hex\n',
+        '            body["cache_salt"] = options.salt or new_salt()\n',
         '            body["cache_salt"] = "salt"\n',
         f"{_TEST}::test_requests_are_salted_where_the_server_has_salts_unless_the_cache_is_compared",
     ),
@@ -266,6 +266,13 @@ VERIFY = (
         " for",
         "verify/test_against.py::test_gguf_file_is_left_out_and_a_comparison_that_was_asked_for_and_left_out_is_no_"
         "success",
+    ),
+    Mutant(
+        "C19 a request that differs only with another salt is named so",
+        "verify/remote/session.py",
+        "Options(salt=one.salt)",
+        "COLD",
+        f"{_TEST}::test_server_whose_answers_depend_on_the_salt_is_found_and_named",
     ),
     Mutant(
         "C31 a receipt names the chat template",
