@@ -29,6 +29,7 @@ from forebay.verify.weights import other_weights
 Flags = Mapping[str, Value]
 Settings = Mapping[str, Flags]  # by name
 NO_FLAGS: Final[Flags] = MappingProxyType({})
+NOTHING: Final[Settings] = MappingProxyType({})
 Play = Callable[[Engines], Awaitable[None]]
 Shown = Callable[[Engines, Counter[str]], str]
 Touched = Callable[[Engines, Question, Answer], bool]
@@ -54,6 +55,8 @@ _CACHE: Final[Settings] = {"prefix cache": {"disable_radix_cache": False}}
 _AHEAD: Final[Settings] = {"steps ahead": {"overlap_depth": 1}}
 # Drafts of the host, which is given the known answers with wrong tokens planted.
 PLANTED: Final[Flags] = {"speculative_algorithm": SpeculativeAlgorithm.NGRAM.value}
+# Of a decode engine: a request comes as soon as its prompt has room, so that answers have to be retracted.
+_NO_RESERVE: Final[Settings] = {"no reserve": {"num_reserved_decode_tokens": 1}}
 _TWO_RANKS: Final[Settings] = {"ranks": {"tp_size": 2}}
 _SPARE_PAGES: Final = 4
 _PRESSED_PAGES: Final = 3
@@ -167,7 +170,8 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
             _restarted,
             _began_again,
         ),
-        *(_apart(backend) for backend in (TransferBackend.SHM, TransferBackend.TCP)),
+        _apart(TransferBackend.SHM, _at_once, {**_NO_RESERVE, **pressed, **to_host}),
+        _apart(TransferBackend.TCP, _coming),
         Circumstance(
             "all of it, planned ahead",
             {**tight, **_CACHE, **often, **fewest, **_GRAPHS, **chunks, **_AHEAD},
@@ -184,7 +188,7 @@ def circumstances(room: Room, speculative: Flags, num_threads: int, tiers: Flags
             _drafted(speculative),
             asks_derived=True,
         ),
-        _all_apart({**_CACHE, **often, **_GRAPHS, **chunks}, {**pressed, **to_host}, drafts),
+        _all_apart({**_CACHE, **often, **_GRAPHS, **chunks}, drafts),
     ]
     if tiers:
         found += _in_tiers({"two tiers": tiers}, {**tight, **to_host, **chunks, **drafts}, _drafted(speculative))
@@ -253,7 +257,8 @@ def _with_drafts(speculative: Flags, cached: Settings, one_token: Settings) -> l
     return found
 
 
-def _apart(backend: TransferBackend) -> Circumstance:
+def _apart(backend: TransferBackend, play: Play, of_decode: Settings = NOTHING) -> Circumstance:
+    """Return the circumstance of two engines, of which the one that decodes has the settings `of_decode` as well."""
     name = f"prefill and decode apart, {backend}"
     sides = [
         {
@@ -264,22 +269,20 @@ def _apart(backend: TransferBackend) -> Circumstance:
         }
         for mode in (DisaggregationMode.DECODE, DisaggregationMode.PREFILL)
     ]
-    return Circumstance(name, {"roles": sides[0]}, _coming, _transferred, _came_over, prefill_flags=sides[1])
+    settings = {**of_decode, "roles": sides[0]}
+    return Circumstance(name, settings, play, _transferred, _came_over, prefill_flags=sides[1])
 
 
-def _all_apart(both: Settings, little: Settings, drafts: Settings) -> Circumstance:
-    """Return the circumstance of two engines with as much around a request as can be, of which the one that decodes has
-    `little` memory. If a device drafts, prefill computes what the proposer keeps of a prompt."""
-    one = _apart(TransferBackend.SHM)
+def _all_apart(both: Settings, drafts: Settings) -> Circumstance:
+    """Return the circumstance of two engines with as much around a request as can be. If a device drafts, prefill
+    computes what the proposer keeps of a prompt."""
+    one = _apart(TransferBackend.SHM, _all)
     of_prefill = both if _are_planted(drafts["drafts"]) else {**both, **drafts}
     shared = {name: value for flags in of_prefill.values() for name, value in flags.items()}
-    decode: Settings = {
-        "decode's prefix cache": {"disaggregation_decode_enable_radix_cache": True},
-        "no memory kept for answers": {"num_reserved_decode_tokens": 1},
-    }
+    decode: Settings = {"decode's prefix cache": {"disaggregation_decode_enable_radix_cache": True}}
     return Circumstance(
         "all of it, prefill and decode",
-        {**both, **little, **decode, **drafts, **one.settings},
+        {**both, **decode, **drafts, **one.settings},
         _all,
         _transferred,
         _came_over,
@@ -309,7 +312,7 @@ def _drafted(flags: Flags) -> Touched:
 def with_adapters(room: Room, speculative: Flags) -> list[Circumstance]:
     """Return the circumstances with adapters, in `room` for each question with one and without."""
     chunks = _chunks(room)
-    apart = _apart(TransferBackend.SHM)
+    apart = _apart(TransferBackend.SHM, _coming)
     prefill = apart.prefill_flags
 
     def adapted(

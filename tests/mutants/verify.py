@@ -86,9 +86,9 @@ VERIFY = (
     Mutant(
         "C26 a decode engine has too little memory for two answers",
         "verify/circumstances.py",
-        "{**both, **little, **decode, **drafts, **one.settings}",
-        "{**both, **decode, **drafts, **one.settings}",
-        "verify/test_shown.py::test_decode_engine_of_all_of_it_retracts_to_the_host",
+        "_apart(TransferBackend.SHM, _at_once, {**_NO_RESERVE, **pressed, **to_host})",
+        "_apart(TransferBackend.SHM, _at_once)",
+        "verify/test_shown.py::test_decode_engine_with_little_memory_retracts_to_the_host",
     ),
     Mutant(
         "C15 steps of several prompts have more tokens than the context",

@@ -134,13 +134,16 @@ def test_drafts_of_a_device_are_made_with_pages_of_one_token_too(by_name: dict[s
     assert "page_size" not in by_name["drafts by STANDALONE"].flags
 
 
-def test_decode_engine_of_all_of_it_retracts_to_the_host(by_name: dict[str, Circumstance]) -> None:
-    """C26: it keeps no memory for answers, and has not enough for two."""
-    one = by_name["all of it, prefill and decode"]
+def test_decode_engine_with_little_memory_retracts_to_the_host(by_name: dict[str, Circumstance]) -> None:
+    """C26: it keeps no memory for answers, and has not enough for two. The windows of all that has come over stay in
+    the prefix cache only where memory is plenty."""
+    one = by_name["prefill and decode apart, shm"]
     assert one.flags["num_reserved_decode_tokens"] == 1
     assert one.flags["retraction_host_bytes"] > 0
     assert one.flags["max_total_tokens"] == by_name["retracted"].flags["max_total_tokens"]
     assert "max_total_tokens" not in one.prefill_flags
+    for name in ("prefill and decode apart, tcp", "all of it, prefill and decode"):
+        assert "max_total_tokens" not in by_name[name].flags
 
 
 def test_prefill_engine_of_all_of_it_has_the_proposer_of_the_device(by_name: dict[str, Circumstance]) -> None:
