@@ -196,6 +196,21 @@ def derived(questions: Sequence[Question], answers: Sequence[Sequence[int]], pag
     return found
 
 
+def broken_rule(question: Question, tokens: Sequence[int]) -> str:
+    """Return which restriction of the question an answer breaks, in words, "" for none: an answer that breaks one alone
+    and everywhere is the same in all circumstances."""
+    params = question.params
+    ends = [place for place, token in enumerate(tokens) if token in params.stop_token_ids]
+    if ends and ends[0] < params.min_tokens:
+        return f"token {tokens[ends[0]]} ends it after {ends[0]} tokens, and may not before {params.min_tokens}"
+    if ends and ends[0] < len(tokens) - 1:
+        return f"it has tokens behind token {tokens[ends[0]]}, which ends it"
+    for word in params.bad_words:
+        if any(tuple(tokens[place : place + len(word)]) == word for place in range(len(tokens))):
+            return f"it has the bad word {word}"
+    return ""
+
+
 def _last_page_end(num_prompt: int, num_answer: int, page_size: int) -> int:
     """Return the number of tokens of an answer up to the end of its last whole page; all of them if no page ends."""
     length = (num_prompt + num_answer - 1) // page_size * page_size - num_prompt

@@ -35,7 +35,7 @@ from forebay.verify.circumstances import (
     with_pictures,
 )
 from forebay.verify.pictures import PICTURES, encoder_of, pictured
-from forebay.verify.questions import Question, derived, largest, make_questions, num_derived
+from forebay.verify.questions import Question, broken_rule, derived, largest, make_questions, num_derived
 from forebay.verify.verdict import Verdict, first_error
 
 CONTEXT: Final = "context_length"
@@ -162,7 +162,11 @@ class Verification:
             self.baseline.seconds += time.monotonic() - began
             if failures := failures_of(await engines.counters()):
                 raise EngineError(f"requests that ran alone: {failures}")
-            return [engines.answers[number] for number in range(len(questions))]
+            answers = [engines.answers[number] for number in range(len(questions))]
+        for question, answer in zip(questions, answers, strict=True):
+            if broken := broken_rule(question, answer.tokens):
+                raise EngineError(f"prompt {question.number} ({question.way}), alone: {broken}")
+        return answers
 
     async def outcome(self, circumstance: Circumstance) -> Outcome:
         """Run the questions under one circumstance; `seconds` of the result is wall time.

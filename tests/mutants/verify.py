@@ -260,6 +260,13 @@ VERIFY = (
         f"{_TEST}::test_request_that_fails_alone_is_a_failure_though_all_circumstances_are_the_same",
     ),
     Mutant(
+        "C16 an answer that breaks a restriction alone is no baseline",
+        "verify/run.py",
+        "            if broken := broken_rule(question, answer.tokens):\n",
+        "            if broken := broken_rule(question, ()):\n",
+        "verify/test_verify.py::test_baseline_that_breaks_a_restriction_is_refused",
+    ),
+    Mutant(
         "C28 a comparison that was asked for by name and left out is no proof",
         "cli/verify_engine.py",
         " or outcome.name == NAME for",

@@ -32,7 +32,7 @@ from forebay.verify import asking, run
 from forebay.verify.asking import NONE, Answer, Difference, Engines, Findings
 from forebay.verify.blame import Blame, Differs
 from forebay.verify.circumstances import FOLDER, Circumstance, Room, Settings
-from forebay.verify.questions import Question, derived, make_questions, num_derived
+from forebay.verify.questions import Question, broken_rule, derived, make_questions, num_derived
 from forebay.verify.run import Outcome, Verification
 from forebay.verify.verdict import Verdict
 
@@ -317,7 +317,8 @@ async def without_processes(
         return Counter()
 
     async def ask(number: int, **others: object) -> None:
-        engines.answers[number] = said([5, 6, 7], logprob=-0.75 if questions[number].adapter else -0.5)
+        tokens = [8, 9, 10] if broken_rule(questions[number], [5, 6, 7]) else [5, 6, 7]
+        engines.answers[number] = said(tokens, logprob=-0.75 if questions[number].adapter else -0.5)
 
     async def save_cache() -> None:
         """There is no folder."""
@@ -493,9 +494,8 @@ def test_verify_differences_in_every_circumstance_are_reported_with_their_prompt
         assert found == played
     else:
         assert printed.count("different ") == len(played)
-        repeated = (
-            f"again: forebay verify {small_model} {' '.join(words)} '--only=prompts in chunks' --settings=chunks\n"
-        )
+        kept = f"{small_model} {' '.join(words[:2])}"
+        repeated = f"again: forebay verify {kept} '--only=prompts in chunks' --settings=chunks\n"
         assert f"differ (3 runs): chunks\n{repeated}" in printed
         assert f"- prompts in chunks: {repeated}" in text
         assert re.search(r"prompt 0 \(\d+ tokens, greedy, adapter one\), token 1: '", " ".join(printed.split()))
@@ -734,3 +734,32 @@ def test_every_circumstance_comes_about_and_changes_nothing(
     assert main(["verify", str(embedded_model), "--json"]) == 0
     verdicts = {one["name"]: one["verdict"] for one in json.loads(capsys.readouterr().out)}
     assert set(verdicts.values()) == {"same"}, verdicts
+
+
+@pytest.mark.parametrize(
+    ("restriction", "tokens", "broken"),
+    [
+        ({"stop_token_ids": (7,), "min_tokens": 2}, [5, 7, 6], "ends it after 1 tokens, and may not before 2"),
+        ({"stop_token_ids": (7,), "min_tokens": 2}, [5, 6, 7], ""),
+        ({"stop_token_ids": (7,)}, [5, 7, 6], "tokens behind token 7"),
+        ({"bad_words": ((5, 6),)}, [4, 5, 6], "the bad word (5, 6)"),
+        ({"bad_words": ((5, 6),)}, [6, 5, 4], ""),
+    ],
+)
+def test_answer_that_breaks_its_restrictions_alone_is_named(
+    restriction: dict[str, Any], tokens: list[int], broken: str
+) -> None:
+    """C16: it would be the same in every circumstance."""
+    found = broken_rule(QUESTION._replace(params=SamplingParams(**restriction)), tokens)
+    assert broken in found
+    assert bool(found) is bool(broken)
+
+
+async def test_baseline_that_breaks_a_restriction_is_refused(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "started", without_processes)
+    verification = Verification({"model_path": str(small_model)}, num=4, max_tokens=8, seed=0)
+    ending = QUESTION._replace(params=SamplingParams(stop_token_ids=(5, 8), min_tokens=2), way="a least length")
+    with pytest.raises(EngineError, match=r"\(a least length\), alone: token 8 ends it after 0 tokens"):
+        await verification._ask_alone([ending], verification._roomy[0], NONE)
