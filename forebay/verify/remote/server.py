@@ -49,9 +49,8 @@ class RateLimited(ForebayError):
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a request is sent. `cold` keeps it apart from cached prefixes, on servers that can; where that is a salt, it
-    is `salt`, or a new one if this is empty. `logprobs` asks for those
-    of the tokens. `stop_after` closes the connection after this number of events with text, `on_event` is called for
-    each."""
+    is `salt`, or a new one if this is empty. `logprobs` asks for those of the tokens. `stop_after` closes the
+    connection after this number of events with text, `on_event` is called for each."""
 
     stream: bool = False
     cold: bool = True
