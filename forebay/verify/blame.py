@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-MOST_RUNS: Final = 8  # enough for any two of seven settings
+MOST_RUNS: Final = 8  # enough for any two of eight settings
 
 Differs = Callable[[Sequence[str]], Awaitable[bool]]
 

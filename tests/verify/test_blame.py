@@ -10,10 +10,12 @@ import pytest
 
 from forebay.cli.verify_engine import blame_lines
 from forebay.verify.blame import MOST_RUNS, Blame, blame
+from forebay.verify.circumstances import PLANTED, Flags, Room, circumstances
 from forebay.verify.run import Outcome
 from forebay.verify.verdict import Verdict
+from tests.verify.test_verify import QUESTION
 
-SETTINGS = ("little memory", "prefix cache", "graphs", "chunks", "steps ahead", "drafts", "two tiers")
+SETTINGS = ("little memory", "prefix cache", "graphs", "chunks", "steps ahead", "drafts", "host copies", "two tiers")
 
 
 class Runner:
@@ -58,3 +60,9 @@ def test_command_that_repeats_a_difference_replaces_what_was_chosen_and_overwrit
         *_, line = blame_lines(found, words)
         assert line == "again: forebay verify ./model -n 8 --dtype=float32 '--only=all of it' --settings=chunks"
         words = shlex.split(line)[3:]  # as it is typed again
+
+
+@pytest.mark.parametrize("drafts", [PLANTED, {"speculative_algorithm": "STANDALONE"}])
+def test_no_circumstance_has_more_settings_than_a_pair_is_found_among(drafts: Flags) -> None:
+    found = circumstances(Room([QUESTION], 16), drafts, 2, {"enable_hisparse": True})
+    assert max(len(one.settings) for one in found) <= len(SETTINGS)
