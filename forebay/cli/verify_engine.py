@@ -26,7 +26,7 @@ from forebay.verify.against import NAME, TRANSFORMERS, against_transformers
 from forebay.verify.asking import Difference
 from forebay.verify.circumstances import Circumstance
 from forebay.verify.run import TIERS, Outcome, Verification
-from forebay.verify.self_test import LEAST_QUESTIONS
+from forebay.verify.self_test import LEAST_QUESTIONS, LEAST_TOKENS
 from forebay.verify.verdict import COLUMNS, STYLES, Verdict, exit_code, table_lines
 
 # Options with a value that a repetition of one circumstance replaces, or has no use for.
@@ -61,7 +61,8 @@ def _parser() -> Parser:
     parser.option(
         "--self-test",
         action="store_true",
-        help=f"plant faults in the engines, which must be found, with {LEAST_QUESTIONS} requests at least",
+        help=f"plant faults in the engines, which must be found, with {LEAST_QUESTIONS} requests of {LEAST_TOKENS} "
+        "tokens at least",
     )
     parser.option("--report", metavar="FILE", help="write what was found there, in Markdown")
     parser.option("--json", action="store_true", help="for programs")
@@ -77,8 +78,10 @@ def run(words: Sequence[str]) -> int:
     parsed.resolve(log_level="error", **tiers)  # fetches the model, and refuses what cannot be
     setup_logging("error", process="client")
     own, console = parsed.own, Console(quiet=parsed.own.json, highlight=False, markup=False, soft_wrap=True)
-    num = _num_self_test(own.requests, console) if own.self_test else own.requests
-    verification = Verification(parsed.values, num=num, max_tokens=own.max_tokens, seed=own.seed)
+    num, max_tokens = own.requests, own.max_tokens
+    if own.self_test:
+        num, max_tokens = _of_self_test(num, max_tokens, console)
+    verification = Verification(parsed.values, num=num, max_tokens=max_tokens, seed=own.seed)
     _check_varied(parsed.flags, verification)
     if own.self_test:
         return asyncio.run(run_self_test(verification, own.only or "", console))
@@ -93,11 +96,14 @@ def run(words: Sequence[str]) -> int:
     return exit_code(outcomes, _all_taken(outcomes) if own.at_least is None else own.at_least)
 
 
-def _num_self_test(asked: int, console: Console) -> int:
-    """Return the number of questions of a test of the test, and print it if it is not what was asked."""
-    if asked < LEAST_QUESTIONS:
-        console.print(f"{LEAST_QUESTIONS} requests, not {asked}: with fewer an unpadded tail may not be found")
-    return max(asked, LEAST_QUESTIONS)
+def _of_self_test(num: int, max_tokens: int, console: Console) -> tuple[int, int]:
+    """Return how many questions a test of the test asks and the tokens of each answer, and print them if they are not
+    what was asked."""
+    least = max(num, LEAST_QUESTIONS), max(max_tokens, LEAST_TOKENS)
+    if least != (num, max_tokens):
+        asked, taken = f"{num} of {max_tokens} tokens", f"{least[0]} requests of {least[1]} tokens"
+        console.print(f"{taken}, not {asked}: with fewer an unpadded tail may not be found")
+    return least
 
 
 def _check_varied(flags: Iterable[str], verification: Verification) -> None:

@@ -17,6 +17,8 @@ from forebay.verify.verdict import Verdict
 LEAST_QUESTIONS: Final = 18
 """With 8 questions, too few decode at once on deepseek_v3, glm_moe_dsa and deepseek_v4 for an unpadded tail to change a
 token."""
+LEAST_TOKENS: Final = 24
+"""With answers of 8 to 16 tokens, too few decode at once on llama and deepseek_v4."""
 
 
 @dataclass(frozen=True, slots=True)

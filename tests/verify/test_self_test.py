@@ -119,20 +119,28 @@ def test_self_test_exit_code_is_0_only_if_every_fault_that_may_be_is_detected(fo
     assert exit_code([Detection(FAULTS[0], one, "") for one in found]) == code
 
 
-@pytest.mark.parametrize(("asked", "num"), [(8, 18), (24, 24)])
-def test_self_test_asks_as_many_questions_as_it_needs(
-    asked: int, num: int, small_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("asked", "asks"), [((8, 32), (18, 32)), ((20, 8), (20, 24)), ((18, 24), (18, 24)), ((24, 32), (24, 32))]
+)
+def test_self_test_asks_as_many_questions_and_tokens_as_it_needs(
+    asked: tuple[int, int],
+    asks: tuple[int, int],
+    small_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = list[int]()
+    found = list[tuple[int, int]]()
 
     async def count(verification: Verification, word: str, console: Any) -> int:
-        found.append(len(verification.questions))
+        found.append((len(verification.questions), verification.max_tokens))
         return 0
 
     monkeypatch.setattr(verify_engine, "run_self_test", count)
-    assert main(["verify", str(small_model), "--self-test", f"--requests={asked}"]) == 0
-    assert found == [num]
-    assert ("18 requests, not 8: with fewer" in capsys.readouterr().out) == (asked < num)
+    words = [f"--requests={asked[0]}", f"--max-tokens={asked[1]}"]
+    assert main(["verify", str(small_model), "--self-test", *words]) == 0
+    assert found == [asks]
+    said = f"{asks[0]} requests of {asks[1]} tokens, not {asked[0]} of {asked[1]} tokens: with fewer"
+    assert (said in capsys.readouterr().out) is (asked != asks)
 
 
 def test_help_of_verify_says_which_ways_and_circumstances_are_not_required(
