@@ -94,6 +94,7 @@ _BY_REASON: Final = {
     _REPAIRED: ("C19 a step stores before it overwrites",),
     _RECORD: (
         "C19 a failed step is recorded",
+        "C19 files that can no longer be written are recorded",
         "C19 an abort is recorded",
         "C19 an event of a transfer is recorded",
         "C19 drafts of the host are recorded",
